@@ -1,0 +1,1 @@
+"""callboard: a durable, local agent backplane."""
