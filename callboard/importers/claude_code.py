@@ -33,10 +33,10 @@ from callboard.importers.port import (
 from callboard.importers.turns import Turns
 from callboard.importers.values import (
     Recent,
+    blocks_of,
     inline_image,
     instant_of,
     kind_of,
-    list_of,
     object_of,
     text_of,
 )
@@ -127,12 +127,10 @@ class _Reader:
         speaks = kind in ("user", "assistant") and isinstance(record.get("message"), dict)
         if speaks or text_of(record.get("sessionId")):
             yield from self._enter(record)
-        if not speaks:
-            yield from self._aside(kind, record)
-        elif kind == "assistant":
-            yield from _Entry(self._sessions[self._current], record).assistant()
+        if speaks:
+            yield from _Entry(self._sessions[self._current], record).items()
         else:
-            yield from _Entry(self._sessions[self._current], record).user()
+            yield from self._aside(kind, record)
 
     def _aside(self, kind: str, record: JsonObject) -> Iterator[ImportItem]:
         """Keep a record that is no message; one of them tells that a turn is over."""
@@ -182,13 +180,21 @@ class _Entry:
 
     def __init__(self, session: _Session, record: JsonObject) -> None:
         self._session, self._record = session, record
-        self._message = object_of(record.get("message"))
+        self._blocks = blocks_of(object_of(record.get("message")).get("content"))
         self._at = instant_of(record.get("timestamp"))
         self._parts: list[ImportPart] = []
         self._made = 0
 
-    def assistant(self) -> Iterator[ImportItem]:
-        for block in self._blocks():
+    def items(self) -> Iterator[ImportItem]:
+        if not self._blocks:
+            yield self._opaque(kind_of(self._record), self._record)
+        elif kind_of(self._record) == "assistant":
+            yield from self._assistant()
+        else:
+            yield from self._user()
+
+    def _assistant(self) -> Iterator[ImportItem]:
+        for block in self._blocks:
             if part := _assistant_part(block):
                 self._parts.append(part)
             else:
@@ -196,14 +202,14 @@ class _Entry:
                 yield from self._step(block)
         yield from self._flush_reply()
 
-    def user(self) -> Iterator[ImportItem]:
+    def _user(self) -> Iterator[ImportItem]:
         if self._record.get("isCompactSummary") is True:
-            texts = [text for block in self._blocks() if (text := _text(block))]
-            yield ImportSummary(self._session.name, "\n".join(texts), created_at=self._at)
+            text, rest = _told(self._blocks)
+            yield ImportSummary(self._session.name, text, created_at=self._at)
+            for block in rest:
+                yield self._opaque(f"summary/{kind_of(object_of(block))}", block)
             return
-        if self._message.get("content") is None:
-            yield self._opaque("user", self._record)
-        for block in self._blocks():
+        for block in self._blocks:
             if (_text(block) or "").startswith(_INTERRUPT):
                 yield from self._flush_prompt()
                 yield self._interrupt(block)
@@ -213,10 +219,6 @@ class _Entry:
                 yield from self._flush_prompt()
                 yield from self._step(block)
         yield from self._flush_prompt()
-
-    def _blocks(self) -> list[JsonValue]:
-        content = self._message.get("content")
-        return [content] if isinstance(content, str) else list_of(content)
 
     def _step(self, block: JsonValue) -> Iterator[ImportItem]:
         """Give a block that is no part of a message: a call, a result, or something unknown."""
@@ -233,14 +235,11 @@ class _Entry:
             yield self._opaque(f"block/{kind}", block)
 
     def _result(self, call_id: str, fields: JsonObject) -> Iterator[ImportItem]:
-        content = fields.get("content")
-        blocks = [content] if isinstance(content, str) else list_of(content)
-        output = "\n".join(text for block in blocks if (text := _text(block)))
+        output, rest = _told(blocks_of(fields.get("content")))
         error = FAILED if fields.get("is_error") is True else None
         yield ImportToolResult(self._session.name, call_id, output, error, self._at)
-        for block in blocks:
-            if _text(block) is None and block != "":
-                yield self._opaque(f"tool_result/{kind_of(object_of(block))}", block)
+        for block in rest:
+            yield self._opaque(f"tool_result/{kind_of(object_of(block))}", block)
 
     def _interrupt(self, block: JsonValue) -> ImportItem:
         ended = self._session.turns.finish(self._at, INTERRUPTED)
@@ -287,6 +286,12 @@ def _text(block: JsonValue) -> str | None:
         return text_of(block)
     fields = object_of(block)
     return text_of(fields.get("text")) if kind_of(fields) == "text" else None
+
+
+def _told(blocks: list[JsonValue]) -> tuple[str, list[JsonValue]]:
+    """Split blocks into their text, joined, and those that are no text."""
+    texts = [text for block in blocks if (text := _text(block))]
+    return "\n".join(texts), [b for b in blocks if _text(b) is None and b != ""]
 
 
 def _user_part(block: JsonValue) -> ImportPart | None:

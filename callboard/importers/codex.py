@@ -31,7 +31,14 @@ from callboard.importers.port import (
     counted,
 )
 from callboard.importers.turns import Turns
-from callboard.importers.values import instant_of, kind_of, list_of, object_of, text_of
+from callboard.importers.values import (
+    blocks_of,
+    instant_of,
+    kind_of,
+    list_of,
+    object_of,
+    text_of,
+)
 
 _RECORDS: Final = frozenset(
     {"session_meta", "turn_context", "response_item", "event_msg", "compacted"}
@@ -147,10 +154,11 @@ class _Reader:
         yield ended or self._opaque(f"event_msg/{event}", record, at)
 
     def _message(self, payload: JsonObject, at: int | None) -> Iterator[ImportItem]:
-        content = payload.get("content")
-        blocks = [content] if isinstance(content, str) else list_of(content)
+        blocks = blocks_of(payload.get("content"))
         parts = tuple(part for block in blocks if (part := image_or_text(block)))
         foreign_id = text_of(payload.get("id"))
+        if not blocks:
+            yield self._opaque("response_item/message", payload, at)
         if not parts:
             pass
         elif payload.get("role") == "assistant":

@@ -68,13 +68,16 @@ class ExecReader:
 
     def _tool(self, session: str, item: JsonObject, *, done: bool) -> Iterator[ImportItem]:
         call_id = text_of(item.get("id")) or "item"
-        if self._begun.pop(call_id) is None:
+        begun = self._begun.pop(call_id) is not None
+        if not begun:
             name = text_of(item.get("tool")) or kind_of(item)
             yield ImportToolCall(session, call_id, name, _input(item))
         if done:
             yield ImportToolResult(session, call_id, _output(item), _error(item))
-        else:
-            self._begun.put(call_id, True)
+            return
+        self._begun.put(call_id, True)
+        if begun:
+            yield ImportOpaque(session, "item.started", item)
 
 
 def _part(item: JsonObject) -> ImportPart | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -66,7 +67,8 @@ def texts_of(blocks: JsonValue) -> str:
 
 def _reasoning(payload: JsonObject) -> str:
     """Return what can be read of a reasoning item; most hold encrypted content only."""
-    return texts_of(payload.get("summary")) or texts_of(payload.get("content"))
+    told = (texts_of(payload.get("summary")), texts_of(payload.get("content")))
+    return "\n".join(text for text in told if text)
 
 
 def _call(session: str, kind: str, payload: JsonObject, at: int | None) -> Iterator[ImportItem]:
@@ -108,12 +110,14 @@ def _plain(output: JsonValue) -> tuple[str, str | None]:
         output = _wrapped(output)
     if isinstance(output, dict):
         inner = output.get("output", output.get("content"))
-        text = inner if isinstance(inner, str) else texts_of(inner)
+        text = inner if isinstance(inner, str) else texts_of(inner) or _as_json(output)
         code = object_of(output.get("metadata")).get("exit_code")
         failed = "failed" if output.get("success") is False else None
         return text, _error(code) or failed
-    if not isinstance(output, str):
+    if isinstance(output, list):
         return texts_of(output), None
+    if not isinstance(output, str):
+        return "" if output is None else _as_json(output), None
     exits = _EXIT.search(output, 0, HEADING_CHARS_MAX)
     return output, _error(int(exits[1])) if exits else None
 
@@ -122,6 +126,10 @@ def _wrapped(text: str) -> JsonValue:
     """Unwrap old shell output, a JSON text `{"output", "metadata"}`; anything else stays."""
     fields = object_of(_arguments(text))
     return fields if isinstance(fields.get("output"), str) and "metadata" in fields else text
+
+
+def _as_json(value: JsonValue) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _error(code: JsonValue) -> str | None:

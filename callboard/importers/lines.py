@@ -142,7 +142,7 @@ def _decode(text: str, at: int) -> tuple[JsonValue, int]:
 
 def _check_depth(value: JsonValue) -> None:
     level = [value]
-    for _ in range(DEPTH_MAX + 1):
+    for _ in range(DEPTH_MAX):
         level = [
             child for node in level for child in _children(node) if isinstance(child, dict | list)
         ]

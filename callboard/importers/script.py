@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from importlib.resources import files
-from os import PathLike, fspath
+from os import PathLike, fsencode, fspath
 from pathlib import PurePath
 from typing import Final
 
@@ -111,7 +110,7 @@ def read_transcript(path: str | PathLike[str], format_name: str | None = None) -
         ImportTooLarge: the file, a line or the number of items is above its limit.
         OSError: the file cannot be opened or read.
     """
-    file = PurePath(fspath(path))
+    file = PurePath(fsencode(fspath(path)).decode("utf-8", "replace"))
     limits = ImportLimits()
     with open(path, "rb") as stream:
         importer = choose(stream.read(IMPORT_SNIFF_BYTES), file.name, format_name)
@@ -132,6 +131,8 @@ def read_transcript(path: str | PathLike[str], format_name: str | None = None) -
 
 def load_shipped() -> Script:
     """Load the transcript that comes with callboard."""
+    from importlib.resources import files  # costs more to import than all the rest of this
+
     with files("callboard").joinpath("data", TOUR).open("rb") as stream:
         return load_script(stream)
 

@@ -3,7 +3,7 @@
 Some sources mark both ends (*explicit*), others only show a prompt and what follows. An implicit
 turn ends at the next prompt: completed if the last thing in it was the assistant's text, else
 aborted. At the end of the source a turn that had its reply is completed; any other stays open, for
-the import to close (IMP-7).
+the import to close (IMP-7). What still comes in after an abort belongs to the aborted turn.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ UNFINISHED: Final = "unfinished"
 class Turns:
     """The turns of one session of a source."""
 
-    __slots__ = ("_at", "_explicit", "_open", "_replied", "_session")
+    __slots__ = ("_aborted", "_at", "_explicit", "_open", "_replied", "_session")
 
     def __init__(self, session: str) -> None:
         """Begin with no turn open."""
         self._session = session
-        self._open = self._explicit = self._replied = False
+        self._open = self._explicit = self._replied = self._aborted = False
         self._at: int | None = None
 
     def start(self, at: int | None, *, explicit: bool = False) -> Iterator[ImportTurn]:
         """Begin a turn; one that is still open ends first."""
         if self._open:
             yield self._end("completed" if self._replied and not self._explicit else "aborted", at)
-        self._open, self._explicit, self._replied = True, explicit, False
+        self._open, self._explicit = True, explicit
+        self._replied = self._aborted = False
         yield ImportTurn(self._session, "started", created_at=at)
 
     def prompt(self, at: int | None) -> Iterator[ImportTurn]:
@@ -45,7 +46,7 @@ class Turns:
     def work(self, at: int | None, *, reply: bool = False) -> Iterator[ImportTurn]:
         """Note what the assistant says (a reply), thinks or calls; a prompt need not have come."""
         self._at = at
-        if not self._open:
+        if not self._open and not self._aborted:
             yield from self.start(at)
         self._replied = reply
 
@@ -58,7 +59,8 @@ class Turns:
         """End the open turn because the source says so; None if there is none."""
         if not self._open:
             return None
-        return self._end("aborted" if abort_cause else "completed", at, abort_cause)
+        self._aborted = abort_cause is not None
+        return self._end("aborted" if self._aborted else "completed", at, abort_cause)
 
     def source_ended(self) -> Iterator[ImportTurn]:
         """Note the end of the source."""

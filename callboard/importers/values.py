@@ -34,6 +34,13 @@ def list_of(value: JsonValue) -> list[JsonValue]:
     return value if isinstance(value, list) else []
 
 
+def blocks_of(content: JsonValue) -> list[JsonValue]:
+    """Return content as blocks: a list as it is, one value as one block, nothing as none."""
+    if isinstance(content, list):
+        return content
+    return [] if content is None else [content]
+
+
 def kind_of(record: JsonObject) -> str:
     """Return the `type` of a record or block, or "untyped"."""
     return text_of(record.get("type")) or "untyped"
