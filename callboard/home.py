@@ -227,6 +227,11 @@ def create_file(path: Path) -> int:
     return os.open(path, flags, 0o600)
 
 
+def replace_file(source: Path, target: Path) -> None:
+    """Give a file another name, in place of what had it; durable after `sync_directory`."""
+    os.rename(source, target)
+
+
 def remove_file(path: Path) -> None:
     """Remove a name; durable after `sync_directory` of its folder."""
     os.unlink(path)

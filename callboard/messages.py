@@ -361,6 +361,8 @@ class LeaseGranted(Body):
     """In FIFO order."""
     applied_ids: list[str]
     """Ids of live items that an ended turn applied and nobody acknowledged (RUN-5a)."""
+    acknowledged_ids: list[str] = Field(default_factory=list)
+    """Ids of live items that a valid inbox_acknowledged names: the transcript wins (INB-4)."""
 
 
 class NewRecord(Body):
@@ -709,6 +711,16 @@ class SessionUp(Body):
     session: RefText
     routing_id: Hex32
     pid: int
+
+
+class StorageGivenUp(Body):
+    """Storage ended too often and is not started again (FLT-4). Answer: none.
+
+    The gateway answers what needs storage with storage_unavailable.
+    """
+
+    kind: ClassVar[str] = "storage_given_up"
+    detail: str
 
 
 class SupervisorStatus(Body):

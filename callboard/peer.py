@@ -281,7 +281,7 @@ class _Timers:
 
 
 class _Inlet:
-    """What waits for the actor. The I/O thread adds, the actor takes all."""
+    """What waits for the actor. The I/O thread admits and adds, the actor takes all."""
 
     def __init__(self, urgent: frozenset[str], count_max: int, bytes_max: int) -> None:
         self._urgent_kinds = urgent
@@ -290,43 +290,51 @@ class _Inlet:
         self._lock = Lock()
         self._urgent: list[Event] = []
         self._events: list[Event] = []
-        self._count = 0  # of events here and in the I/O thread's batch
+        self._count = 0  # of messages and their bodies' bytes, since the actor last took
         self._bytes = 0
+        self._new_count = 0  # of those, what is in the I/O thread's batch
+        self._new_bytes = 0
         self._told = False  # a WAKE is on its way
 
     def admit(self, header: Header, size: int) -> Overloaded | None:
         """Count a message in, or refuse it: a request that is not urgent, when full."""
         if not header.cid and header.kind not in self._urgent_kinds:
-            if self._count >= self._count_max:
+            if self._count + self._new_count >= self._count_max:
                 return Overloaded(resource="pending_count", limit=self._count_max)
-            if self._bytes + size > self._bytes_max:
+            if self._bytes + self._new_bytes + size > self._bytes_max:
                 return Overloaded(resource="pending_bytes", limit=self._bytes_max)
-        with self._lock:
-            self._count += 1
-            self._bytes += size
+        self._new_count += 1
+        self._new_bytes += size
         return None
 
     @property
     def choked(self) -> bool:
         """Whether even what is never refused (answers, urgent requests) must wait outside."""
-        return self._count >= 2 * self._count_max or self._bytes >= 2 * self._bytes_max
+        return (
+            self._count + self._new_count >= 2 * self._count_max
+            or self._bytes + self._new_bytes >= 2 * self._bytes_max
+        )
 
     def add(self, batch: list[Event]) -> bool:
         """Add events; true if the actor must be told."""
-        urgent = self._urgent_kinds
+        urgent: list[Event] = []
+        if kinds := self._urgent_kinds:
+            urgent = [e for e in batch if type(e) is Arrived and e.header.kind in kinds]
+        if urgent:
+            batch = [e for e in batch if not (type(e) is Arrived and e.header.kind in kinds)]
         with self._lock:
-            for event in batch:
-                if urgent and type(event) is Arrived and event.header.kind in urgent:
-                    self._urgent.append(event)
-                else:
-                    self._events.append(event)
+            self._urgent += urgent
+            self._events += batch
+            self._count += self._new_count
+            self._bytes += self._new_bytes
             told, self._told = self._told, True
+        self._new_count = self._new_bytes = 0
         return not told
 
     def take(self) -> tuple[list[Event], bool]:
-        """Take all, urgent ones first; also whether it was choked."""
+        """Take all, urgent ones first; also whether it may have been choked."""
         with self._lock:
-            choked = self.choked
+            choked = self._count >= self._count_max or self._bytes >= self._bytes_max
             urgent, events = self._urgent, self._events
             self._urgent, self._events = [], []
             self._count = self._bytes = 0
@@ -586,7 +594,7 @@ class Io:
         self._actor: pykka.ActorRef[Any] | None = None
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.add_fd(self._bell, self._hear)
+        self._epoll.register(self._bell, select.EPOLLIN | select.EPOLLET)  # so it is never read
 
     # Before run(), or from the I/O thread only.
 
@@ -648,6 +656,7 @@ class Io:
         self._adopt(dealer)
         self.add_fd(_fd(monitor), lambda _: self._watch(dealer))
         socket.connect(f"ipc://{path}")
+        dealer.watch()  # its descriptor signals only after it was looked at once
 
     def add_fd(self, fd: int, handler: Callable[[int], None], *, write: bool = False) -> None:
         """Watch a descriptor; its handler runs on the I/O thread with the mask of select.epoll.
@@ -690,11 +699,13 @@ class Io:
             to: on a router the peer's routing id.
 
         Raises:
-            KeyError: no such link.
+            KeyError: no such link, and not stopping.
             ValueError: the body is larger than any peer takes.
 
         """
         if link not in self._links:
+            if self.stopping:
+                return
             raise KeyError(link)
         if len(body) > BUS_MESSAGE_BYTES_MAX:
             raise ValueError("the body is larger than BUS_MESSAGE_BYTES_MAX")
@@ -754,11 +765,15 @@ class Io:
 
     def _turn(self) -> None:
         """Do all there is to do, then sleep until there is more."""
-        self._do_calls()
-        self._send_outbox()
-        self._look_at_links()
+        if self._calls:
+            self._do_calls()
+        if self._outbox:
+            self._send_outbox()
+        if self._pending:
+            self._look_at_links()
         self._do_timers()
-        self._hand_over()
+        if self.batch:
+            self._hand_over()
         self._asleep = True
         ready = self._epoll.poll(self._timeout())
         self._asleep = False
@@ -780,8 +795,6 @@ class Io:
 
     def _look_at_links(self) -> None:
         """Receive from every link that has signalled, or may have without being heard."""
-        if not self._pending:
-            return
         links, self._pending = self._pending, {}
         for name, link in links.items():
             if not link.look(BUS_QUEUE_MESSAGES_MAX):
@@ -792,10 +805,9 @@ class Io:
             self.batch.extend(Timer(name) for name in self._timers.take_due(time.monotonic()))
 
     def _hand_over(self) -> None:
-        if self.batch:
-            batch, self.batch = self.batch, []
-            if self.inlet.add(batch) and self._actor is not None:
-                self._actor.tell(WAKE)
+        batch, self.batch = self.batch, []
+        if self.inlet.add(batch) and self._actor is not None:
+            self._actor.tell(WAKE)
 
     def _timeout(self) -> float:
         """Give how long to sleep, in seconds, -1 for as long as nothing happens.
@@ -812,9 +824,6 @@ class Io:
         if self._asleep:
             self._asleep = False
             os.eventfd_write(self._bell, 1)
-
-    def _hear(self, _mask: int) -> None:
-        os.eventfd_read(self._bell)
 
     # Sockets.
 
@@ -859,6 +868,7 @@ class Io:
         if self._actor is not None:
             self._actor.stop(block=False)
         self._links.clear()
+        self._handlers.clear()
         self._context.destroy(SHUTDOWN_EXIT_DELAY_MS)
         self._epoll.close()
 

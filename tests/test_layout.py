@@ -3,6 +3,7 @@
 import ast
 import configparser
 import multiprocessing
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PARTS = ("actors", "storage", "supervisor")
 PRODUCT = ("callboard", *PARTS)
+LINKS = {("callboard", part) for part in PARTS}
 
 BANNED_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 BANNED_NAMES = {"eval", "exec"}
@@ -58,6 +60,34 @@ def test_a_child_process_can_import(method: str) -> None:
             name = f"callboard.{part}"
             code = f"__import__('importlib').import_module({name!r}).__name__"
             assert pool.apply(eval, (code,)) == name
+
+
+def units() -> set[str]:
+    """Name what the code map must name: each module of the product, or its sub-folder."""
+    wholes = {f"{part}/" for part in PRODUCT} | {"actors/session/", "actors/gateway/"}
+    modules = [
+        file.relative_to(ROOT)
+        for folder in PRODUCT
+        for file in (ROOT / folder).rglob("*.py")
+        if file.name != "__init__.py" and file.relative_to(ROOT).parts[:2] not in LINKS
+    ]
+    return {
+        str(module) if f"{module.parent}/" in wholes else f"{module.parent}/" for module in modules
+    }
+
+
+def test_the_code_map_names_each_module_and_no_other() -> None:
+    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:callboard|actors|storage|supervisor)/[\w/]*(?:\.py|/))`", page))
+    assert units() - named == set()
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def test_the_index_of_decisions_is_complete() -> None:
+    folder = ROOT / "docs" / "adr"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    pages = sorted(page.name for page in folder.glob("[0-9]*.md"))
+    assert re.findall(r"\((\d{4}-[^)]*\.md)\)", index) == pages
 
 
 def banned_in(source: str) -> Iterator[str]:

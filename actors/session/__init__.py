@@ -1,0 +1,7 @@
+"""The session actor: one process for each leased session; it runs the session's agent.
+
+Everything is imported here, so that the fork process has it before it forks and a session imports
+nothing but its agent.
+"""
+
+from callboard.actors.session.process import main as main

@@ -1,0 +1,75 @@
+"""All commands, in the order in which a newcomer meets them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from callboard.cli import demo, plane, sessions
+from callboard.cli.options import HomeOption
+from callboard.cli.output import Invocation
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Command(Protocol):
+        """A command line that was put together."""
+
+        def main(
+            self,
+            args: list[str],
+            prog_name: str,
+            standalone_mode: bool,
+            obj: Invocation,
+        ) -> object:
+            """Parse the words and do what they say."""
+            ...
+
+
+COMMANDS = (
+    demo.demo,
+    plane.up,
+    plane.down,
+    plane.status,
+    sessions.new,
+    sessions.send,
+    sessions.watch,
+    sessions.cancel,
+    sessions.ls,
+    sessions.show,
+)
+
+
+def start(
+    ctx: typer.Context,
+    home: HomeOption = None,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Keep many agent sessions alive on one machine, and steer them while they run."""
+    if home is not None:
+        ctx.obj.home = home
+    if version:
+        from importlib.metadata import version as installed
+
+        print(installed("callboard"))
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+        raise typer.Exit
+
+
+def build() -> typer.Typer:
+    """Put the commands together."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback(invoke_without_command=True)(start)
+    for command in COMMANDS:
+        app.command()(command)
+    return app
+
+
+@cache
+def command() -> Command:
+    """Give the command line that `run` runs."""
+    return typer.main.get_command(build())

@@ -1,0 +1,5 @@
+import typer
+
+
+def demo(ctx: typer.Context) -> None:
+    """x"""

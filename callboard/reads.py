@@ -1,0 +1,196 @@
+"""What a client reads for itself from the files of a home, with the plane up or down.
+
+Storage's readers are imported where they are used: a program that only sends pays nothing for them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from callboard.errors import InvalidRequest, SessionDamaged
+from callboard.home import Home
+from callboard.ids import SessionRef, canonical_workspace, check_session_id, parse_ref
+from callboard.limits import CATALOG_PAGE_ROWS_DEFAULT, HISTORY_PAGE_MESSAGES_MAX
+from callboard.records import LineDamage, Record, first_chain, link, read_record, split_chain
+
+if TYPE_CHECKING:
+    from callboard.config import Settings
+    from callboard.records import Failure
+    from callboard.storage.catalog import CatalogPage
+    from callboard.storage.views import HistoryPage
+
+DAMAGE_CODES: Final = frozenset(
+    {"bad_line", "missing_records", "duplicate_record", "identity_mismatch"}
+)
+
+
+def settings_of(
+    home: str | os.PathLike[str] | None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> Settings:
+    """Gather the settings, the home among them, from everywhere they may stand.
+
+    Args:
+        home: the home, taken from the working directory if it is relative; default: as configured.
+        settings: all of them, or some by name, which win over configuration.
+
+    Raises:
+        InvalidRequest: a setting does not fit.
+
+    """
+    from callboard.config import Settings, load_settings
+
+    named = None if home is None else os.fspath(home)
+    if not isinstance(settings, Settings):
+        return load_settings(
+            flags={**(settings or {}), **({} if named is None else {"home": named})}
+        )
+    if named is None:
+        return settings
+    return settings.model_copy(update={"home": load_settings(flags={"home": named}).home})
+
+
+def existing_workspace(workspace: str | os.PathLike[str]) -> str:
+    """Give the canonical path of a workspace that must exist (IDN-2).
+
+    Raises:
+        InvalidRequest: it is no folder, or no possible path.
+
+    """
+    path = canonical_workspace(absolute(workspace))
+    if not os.path.isdir(path):
+        raise InvalidRequest(
+            "There is no such folder to work in.", field="workspace", reason="missing"
+        )
+    return path
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Take a path from the working directory, unless it is absolute; nothing else is looked at.
+
+    Raises:
+        InvalidRequest: it is empty, or no text.
+
+    """
+    text = os.fspath(path)
+    if not text:
+        raise InvalidRequest(field="workspace", reason="empty")
+    if "\0" in text:
+        raise InvalidRequest(field="workspace", reason="nul")
+    return os.path.join(os.getcwd(), text)
+
+
+def resolve(home: Path, name: str | SessionRef) -> SessionRef:
+    """Find the session that a name means: a full reference, or an id that one session has (IDN-1).
+
+    Raises:
+        InvalidRequest: neither a reference nor an id.
+        NotFound: no session has the id.
+        SessionAmbiguous: several have it.
+
+    """
+    if isinstance(name, SessionRef):
+        return name
+    if "/" in name:
+        return parse_ref(name)
+    check_session_id(name)
+    from callboard.storage.readers import open_home
+
+    return open_home(home).find(name)
+
+
+def read_catalog(
+    home: Path,
+    workspace: str | os.PathLike[str] | None,
+    *,
+    limit: int | None = None,
+    cursor: str | None = None,
+) -> CatalogPage:
+    """Give one page of a home's sessions (CAT)."""
+    from callboard.storage.catalog import CatalogQuery, list_sessions
+
+    query = CatalogQuery(
+        workspace=None if workspace is None else canonical_workspace(absolute(workspace)),
+        limit=CATALOG_PAGE_ROWS_DEFAULT if limit is None else limit,
+        cursor=cursor,
+    )
+    return list_sessions(Home(home), query)
+
+
+def read_history(home: Path, ref: SessionRef, from_seq: int, limit: int | None) -> HistoryPage:
+    """Give one page of a session's messages (HIS-1).
+
+    Raises:
+        NotFound: there is no such session.
+        InvalidRequest: from_seq or limit is out of range.
+
+    """
+    from callboard.storage.readers import open_home
+    from callboard.storage.views import history
+
+    most = HISTORY_PAGE_MESSAGES_MAX if limit is None else limit
+    if not 1 <= most <= HISTORY_PAGE_MESSAGES_MAX:
+        raise InvalidRequest(field="limit", reason="out_of_range")
+    records = open_home(home).transcript(ref)
+    return history(records, from_seq=check_from_seq(from_seq), limit=most)
+
+
+def turn_end(home: Path, ref: SessionRef, turn_id: str) -> tuple[str, Failure | None]:
+    """Read the text of a turn's answer, and its failure if it failed."""
+    from callboard.records import TurnAborted
+    from callboard.storage.readers import open_home
+    from callboard.storage.views import turn_text
+
+    mine: list[Record] = []
+    failure: Failure | None = None
+    for item in open_home(home).transcript(ref):
+        if isinstance(item, Record) and item.turn_id == turn_id:
+            mine.append(item)
+            if isinstance(item.data, TurnAborted):
+                failure = item.data.failure
+    return turn_text(mine, turn_id), failure
+
+
+def check_from_seq(from_seq: int) -> int:
+    """Refuse what is no position in a transcript."""
+    if from_seq < 1:
+        raise InvalidRequest(field="from_seq", reason="out_of_range")
+    return from_seq
+
+
+class RecordReader:
+    """Reads the lines of a watch: each is checked, and where they are gapless, their chain too.
+
+    Args:
+        ref: whose transcript it is.
+        from_seq: where the watch begins.
+
+    """
+
+    def __init__(self, ref: SessionRef, from_seq: int) -> None:
+        self._ref = ref
+        self._next = from_seq
+        self._before = first_chain(str(ref)) if from_seq == 1 else None
+
+    def read(self, line: bytes) -> Record:
+        """Read one line without its LF.
+
+        Raises:
+            SessionDamaged: it is no record of this transcript, or does not follow the one before.
+            FormatUnsupported: a version or type that this callboard does not know.
+
+        """
+        try:
+            record = read_record(line, None, self._ref, None)
+            head, chain = split_chain(line)
+            follows = record.seq == self._next and self._before is not None
+            if record.seq < self._next or (follows and link(str(self._before), head) != chain):
+                raise LineDamage("bad_line")
+        except LineDamage as damage:
+            code = damage.code if damage.code in DAMAGE_CODES else "bad_line"
+            raise SessionDamaged(damage=code, line=self._next) from None
+        self._next, self._before = record.seq + 1, chain
+        return record

@@ -1,0 +1,289 @@
+"""The storage actor's shell: messages in, engine batches, messages out; the only writer's process.
+
+All that has arrived makes one batch. A poisoned engine ends the process at once with 74: nothing
+more is answered, nothing more is touched (FLT-3c).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, NoReturn
+
+from callboard.errors import CallboardError, InvalidRequest, NotFound, Overloaded
+from callboard.limits import JOURNAL_IDLE_MARK_MS, STORAGE_FULL_PROBE_MS
+from callboard.logs import Log
+from callboard.messages import AwaitInput, Body, Forget, GatewayHello, Subscribe
+from callboard.peer import Arrived, BusActor, Event, Io, Posted, Timer, Unreachable
+from callboard.storage.disk import Poisoned
+from callboard.storage.engine import Engine, Reply, Request
+from callboard.storage.feeds import Address, Feeds
+from callboard.storage.files import SyncJob
+from callboard.storage.indexing import Catalog
+from callboard.storage.requests import serves
+from callboard.wire import Header, decode_body, encode_body, error_body
+
+LINK: Final = "storage"
+POISONED: Final = 74
+STOP: Final = object()
+"""Posted when the process shall stop in order."""
+_MARK, _MAINTAIN, _PUMP, _AGAIN, _INDEX = "mark", "maintain", "pump", "again", "index"
+_MAINTAIN_MS: Final = 250
+_PUMP_MS: Final = 2
+_AGAIN_MS: Final = 20
+_INDEX_MS: Final = 50
+_AGAIN_MAX: Final = 500
+"""How often an answer is sent again to a peer whose queue is full: for ten seconds."""
+_SENT_MAX: Final = 2_048
+_SENT_BYTES_MAX: Final = 16_777_216
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """The slow half of a checkpoint has run."""
+
+    job: SyncJob
+
+
+class ThreadRunner:
+    """Runs the slow half of a checkpoint beside the actor, so that acknowledgements go on."""
+
+    def __init__(self, io: Io) -> None:
+        self._io = io
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, job: SyncJob) -> None:
+        """See Runner."""
+        self._thread = threading.Thread(target=self._run, args=(job,), name="sync", daemon=True)
+        self._thread.start()
+
+    def _run(self, job: SyncJob) -> None:
+        try:
+            job.run()
+        except BaseException as error:
+            self._error = error
+        self._io.call_io(lambda: self._io.post(JobEnded(job)))
+
+    def join(self) -> None:
+        """See Runner."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+
+class _Answer(NamedTuple):
+    kind: str
+    body: bytes
+    tries: int = 0
+
+
+class _Sent:
+    """The last answers, in case one cannot be delivered because its peer's queue is full."""
+
+    def __init__(self) -> None:
+        self._sent: OrderedDict[Address, _Answer] = OrderedDict()
+        self._bytes = 0
+        self._waiting: dict[Address, _Answer] = {}
+
+    def add(self, address: Address, answer: _Answer) -> None:
+        """Remember an answer that is sent now."""
+        if (old := self._sent.pop(address, None)) is not None:
+            self._bytes -= len(old.body)
+        self._sent[address] = answer
+        self._bytes += len(answer.body)
+        while len(self._sent) > _SENT_MAX or self._bytes > _SENT_BYTES_MAX:
+            self._bytes -= len(self._sent.popitem(last=False)[1].body)
+
+    def undelivered(self, address: Address) -> bool:
+        """Keep an answer for another try; false if there is nothing to keep."""
+        answer = self._sent.get(address)
+        if answer is None or answer.tries >= _AGAIN_MAX or len(self._waiting) >= _SENT_MAX:
+            return False
+        self._waiting[address] = answer._replace(tries=answer.tries + 1)
+        return True
+
+    def again(self) -> list[tuple[Address, _Answer]]:
+        """Take those that are to be sent again."""
+        found, self._waiting = self._waiting, {}
+        for address, answer in found.items():
+            self.add(address, answer)
+        return list(found.items())
+
+
+class StorageActor(BusActor):
+    """Owns the engine; one batch for each time it is woken."""
+
+    def __init__(self, io: Io, engine: Engine, catalog: Catalog, log: Log) -> None:
+        """Take over a home that was recovered."""
+        super().__init__(io)
+        self._engine, self._catalog, self._log = engine, catalog, log
+        self._feeds = Feeds(engine, self._answer)
+        self._sent = _Sent()
+        self._timers: set[str] = set()
+        engine.release = self._release
+
+    def on_start(self) -> None:
+        """Begin."""
+        self._set(_MARK, JOURNAL_IDLE_MARK_MS)
+        self._set(_MAINTAIN, _MAINTAIN_MS)
+
+    def handle(self, events: list[Event]) -> None:
+        """Answer a batch."""
+        try:
+            self._handle(events)
+        except Poisoned as poisoned:
+            self._end(poisoned)
+
+    def _end(self, poisoned: Poisoned) -> NoReturn:
+        try:
+            self._log("poisoned", {"level": "error", "cause": str(poisoned)})
+        finally:
+            os._exit(POISONED)
+
+    def _handle(self, events: list[Event]) -> None:
+        requests: list[Request] = []
+        others: list[tuple[Address, Body]] = []
+        stop = False
+        for event in events:
+            if type(event) is Arrived:
+                self._arrived(event, requests, others)
+            elif isinstance(event, Timer):
+                self._timers.discard(event.name)
+                self._timer(event.name)
+            elif isinstance(event, Posted):
+                if isinstance(event.value, JobEnded):
+                    self._engine.checkpoints.ended(event.value.job)
+                stop = stop or event.value is STOP
+            elif isinstance(event, Unreachable):
+                self._undelivered(Address(event.to, event.header.cid), event.header.kind)
+        news = self._engine.run(requests)
+        self._feeds.take(news)
+        self._catalog.touched(news)
+        for address, body in others:
+            self._other(address, body)
+        if stop:
+            self._stop()
+        else:
+            self._arm()
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _arrived(
+        self,
+        event: Arrived,
+        requests: list[Request],
+        others: list[tuple[Address, Body]],
+    ) -> None:
+        peer, header = event.peer, event.header
+        if peer is None or header.cid:
+            return
+        address = Address(peer.routing_id, header.id)
+        try:
+            body = decode_body(header.kind, event.body)
+        except CallboardError as error:
+            self._answer(address, error)
+            return
+        if serves(header.kind):
+            requests.append(Request(address, peer.role, peer.scope, body))
+            if isinstance(body, GatewayHello) and peer.role == "gateway":
+                self._feeds.forget_others(peer.routing_id)
+        elif not isinstance(body, AwaitInput | Subscribe | Forget):
+            self._answer(address, InvalidRequest(reason="kind"))
+        elif peer.role != "gateway":
+            self._answer(address, NotFound())
+        else:
+            others.append((address, body))
+
+    def _other(self, address: Address, body: Body) -> None:
+        if isinstance(body, Subscribe):
+            self._feeds.subscribe(address, body)
+        elif isinstance(body, AwaitInput):
+            self._feeds.await_input(address, body)
+        elif isinstance(body, Forget):
+            self._feeds.forget(Address(address.peer, body.request))
+
+    def _release(self, replies: Sequence[Reply]) -> None:
+        """Let replies go: what they promise is synced."""
+        for token, body in replies:
+            assert isinstance(token, Address)
+            self._answer(token, body)
+
+    def _answer(self, address: Address, body: Body | CallboardError) -> None:
+        if not address.request:
+            return
+        if isinstance(body, CallboardError):
+            kind, data = "error", error_body(body)
+        else:
+            kind = body.kind
+            try:
+                data = encode_body(body)
+            except CallboardError as error:
+                kind, data = "error", error_body(error)
+        if kind != "records":
+            self._sent.add(address, _Answer(kind, data))
+        self.io.send(LINK, Header(kind, cid=address.request), data, address.peer)
+
+    def _undelivered(self, address: Address, kind: str) -> None:
+        if kind == "records":
+            if self._feeds.undelivered(address):
+                self._log("follower_dropped", {"session_peer": address.peer})
+                self._answer(address, Overloaded(resource="socket"))
+            return
+        if self._sent.undelivered(address):
+            self._set(_AGAIN, _AGAIN_MS)
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def _set(self, name: str, ms: int) -> None:
+        if name not in self._timers:
+            self._timers.add(name)
+            self.io.after(ms, name)
+
+    def _timer(self, name: str) -> None:
+        engine = self._engine
+        if name == _MARK:
+            waits = engine.idle_ms()
+            if waits is not None and waits >= JOURNAL_IDLE_MARK_MS:
+                engine.mark()
+        elif name == _MAINTAIN:
+            if engine.files.waiting_bytes:
+                engine.materialise()
+            engine.trim(self._feeds.follows)
+        elif name == _PUMP:
+            self._feeds.pump()
+        elif name == _INDEX:
+            self._catalog.flush(engine)
+        elif name == _AGAIN:
+            for address, answer in self._sent.again():
+                header = Header(answer.kind, cid=address.request)
+                self.io.send(LINK, header, answer.body, address.peer)
+
+    def _arm(self) -> None:
+        """Begin what is due, and wake up for what will be."""
+        engine = self._engine
+        if engine.checkpoints.due:
+            engine.checkpoints.begin()
+        if (waits := engine.idle_ms()) is not None:
+            self._set(_MARK, max(1, int(JOURNAL_IDLE_MARK_MS - waits) + 1))
+        if engine.checkpoints.pending or engine.files.waiting_bytes:
+            full = engine.files.full
+            self._set(_MAINTAIN, STORAGE_FULL_PROBE_MS if full else _MAINTAIN_MS)
+        if self._feeds.catching_up:
+            self._set(_PUMP, _PUMP_MS)
+        if self._catalog.dirty:
+            self._set(_INDEX, _INDEX_MS)
+
+    def _stop(self) -> None:
+        """Stop in order: checkpoint, clean_stop, exit 0."""
+        clean = self._engine.stop()
+        self._catalog.flush(self._engine)
+        self._catalog.close()
+        self._log("stopped", {"clean": clean, "commit": self._engine.handed})
+        self.io.stop(0)
