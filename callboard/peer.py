@@ -30,6 +30,7 @@ import traceback
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
@@ -213,6 +214,8 @@ _RECONNECT_MS: Final = 15
 _RECONNECT_MS_MAX: Final = 200
 _BACKLOG_MAX: Final = 1_024  # a restarted router meets all its dealers at once
 _CREDENTIALS_MAX: Final = 65_536
+_NEWCOMERS_MAX: Final = 1_024
+_NEWCOMERS: Final = "\0newcomers"  # the one timer that is not the actor's
 _LOG_EVERY_S: Final = 60.0
 _LOG_CAUSES_MAX: Final = 256
 
@@ -264,6 +267,9 @@ class _Timers:
         if len(self._heap) > 2 * len(self._due) + 64:  # forget replaced ones
             self._heap = sorted((at, name) for name, at in self._due.items())
 
+    def is_set(self, name: str) -> bool:
+        return name in self._due
+
     def next(self) -> float | None:
         """Give the time of the first one."""
         heap = self._heap
@@ -278,6 +284,35 @@ class _Timers:
             del self._due[name]
             names.append(name)
         return names
+
+
+class _Newcomers:
+    """Processes that were let in and have not yet sent a message with a valid token.
+
+    A peer that claims a living routing id is one: its connection stands, and ROUTER never reads
+    from it (FLT-44), so silence is all there is to see of it.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def let_in(self, address: str, now: float) -> None:
+        """Begin to wait for a process, `localhost:uid:gid:pid`."""
+        if len(self._since) >= _NEWCOMERS_MAX:
+            del self._since[next(iter(self._since))]
+        self._since[address] = now
+
+    def proved(self, address: str) -> None:
+        """Stop waiting."""
+        self._since.pop(address, None)
+
+    def take_silent(self, now: float) -> tuple[list[str], float | None]:
+        """Give those who kept silent too long, once, and when to look again."""
+        patience = BUS_HANDSHAKE_MS / 1000
+        silent = [address for address, since in self._since.items() if since + patience <= now]
+        for address in silent:
+            del self._since[address]
+        return silent, min(self._since.values(), default=None)
 
 
 class _Inlet:
@@ -364,6 +399,8 @@ class _Link:
         self.socket = socket
         self.waiting: deque[_Outgoing] = deque()
         """What could not go yet; only a dealer keeps any."""
+        self.up = True
+        """Whether there is someone to send to; only a dealer knows."""
 
     def look(self, count_max: int) -> bool:
         """Send what waited and receive, until there is nothing of either.
@@ -377,7 +414,7 @@ class _Link:
         """
         for _ in range(count_max):
             state = _state(self.socket)
-            if self.waiting and state & _POLLOUT:
+            if self.waiting and self.up and state & _POLLOUT:
                 self.flush()
             elif not state & _POLLIN:
                 return True
@@ -401,16 +438,19 @@ class _Link:
     def flush(self) -> None:
         """Send what had to wait, if it can go now."""
 
-    def _two_frames(self) -> tuple[bytes, bytes] | None:
+    def two_frames(self) -> tuple[zmq.Frame, Header, bytes] | None:
         """Read the rest of a message, header and body; None, with a log line, if it is no pair."""
         head: zmq.Frame = self.socket.recv(_NOBLOCK, copy=False)
         if head.more:
             body: zmq.Frame = self.socket.recv(_NOBLOCK, copy=False)
             if not body.more:
-                return head.bytes, body.bytes
-        more = head
-        while more.more:
-            more = self.socket.recv(_NOBLOCK, copy=False)
+                with suppress(CallboardError):
+                    return head, decode_header(head.bytes), body.bytes
+            last = body
+        else:
+            last = head
+        while last.more:
+            last = self.socket.recv(_NOBLOCK, copy=False)
         self.drop("bus_malformed", head.bytes)
         return None
 
@@ -440,27 +480,24 @@ class _Router(_Link):
 
     def receive_one(self) -> None:
         routing_id = self.socket.recv(_NOBLOCK)
-        frames = self._two_frames()
+        frames = self.two_frames()
         if frames is None:
             return
-        try:
-            header = decode_header(frames[0])
-        except CallboardError:
-            self.drop("bus_malformed", frames[0])
-            return
-        peer = self._authenticate(routing_id, header.token)
+        head, header, body = frames
+        peer = self._authenticate(routing_id, header.token, head)
         if peer is None:
-            self.drop("bus_not_authenticated", frames[0])
-            return
-        self.arrived(peer, header, frames[1])
+            self.drop("bus_not_authenticated", head.bytes)
+        else:
+            self.arrived(peer, header, body)
 
-    def _authenticate(self, routing_id: bytes, token: str) -> Credentials | None:
+    def _authenticate(self, routing_id: bytes, token: str, head: zmq.Frame) -> Credentials | None:
         known = self._known.get(routing_id)
         if known is not None and token.isascii() and hmac.compare_digest(known[0], token):
             self._known.move_to_end(routing_id)
             return known[1]
         peer = check_token(self._secret, token, routing_id.decode("latin-1"))
         if peer is not None:
+            self.io.newcomers.proved(str(head.get("Peer-Address")))
             self._known[routing_id] = (token, peer)
             if len(self._known) > _CREDENTIALS_MAX:
                 self._known.popitem(last=False)
@@ -502,22 +539,17 @@ class _Dealer(_Link):
         super().__init__(io, name, socket)
         self.monitor = monitor
         self._token = token
-        self._up = False
+        self.up = False
 
     def receive_one(self) -> None:
-        frames = self._two_frames()
-        if frames is None:
-            return
-        try:
-            header = decode_header(frames[0])
-        except CallboardError:
-            self.drop("bus_malformed", frames[0])
-            return
-        self.arrived(None, header, frames[1])
+        frames = self.two_frames()
+        if frames is not None:
+            _, header, body = frames
+            self.arrived(None, header, body)
 
     def try_send(self, message: _Outgoing) -> bool:
         """Send or keep; what waits already stays, so the newest is the one with no room."""
-        if not self.waiting and self._try(message):
+        if self.up and not self.waiting and self._try(message):
             return True
         if len(self.waiting) >= BUS_QUEUE_MESSAGES_MAX:
             return False
@@ -526,7 +558,7 @@ class _Dealer(_Link):
 
     def flush(self) -> None:
         waiting = self.waiting
-        while waiting and self._try(waiting[0]):
+        while self.up and waiting and self._try(waiting[0]):
             waiting.popleft()
 
     def _try(self, message: _Outgoing) -> bool:
@@ -535,7 +567,7 @@ class _Dealer(_Link):
             try:
                 self.socket.send(head, _MORE)
                 self.socket.send(message.body, _NOBLOCK)
-            except zmq.Again:  # also of the second frame, when the connection goes in between
+            except zmq.Again:  # the queue looks full until ZeroMQ sees what was taken from it
                 if not _state(self.socket) & _POLLOUT:
                     return False
             else:
@@ -547,8 +579,10 @@ class _Dealer(_Link):
         while _state(self.monitor) & _POLLIN:
             number = struct.unpack_from("=H", self.monitor.recv_multipart(_NOBLOCK)[0])[0]
             up = number == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            if up != self._up:
-                self._up = up
+            if up != self.up:
+                self.up = up
+                if not up:  # what came before the end is told before the end
+                    self.look(BUS_QUEUE_MESSAGES_MAX)
                 self.io.batch.append(Connected(self.name) if up else Disconnected(self.name))
 
 
@@ -586,6 +620,7 @@ class Io:
         self._locks: dict[Path, int] = {}
         self._zap: zmq.Socket[bytes] | None = None
         self._timers = _Timers()
+        self.newcomers = _Newcomers()
         self._outbox: deque[_Outgoing] = deque()
         self._outbox_max = 4 * inlet_max
         self._calls: deque[Callable[[], None]] = deque()
@@ -649,7 +684,7 @@ class Io:
         socket.setsockopt(zmq.ROUTING_ID, routing_id.encode("ascii"))
         socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MS_MAX)
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # what waits for a connection waits in our own queue
+        # Not IMMEDIATE: with it libzmq throws away what has arrived when a router goes.
         watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         monitor = socket.get_monitor_socket(watched)
         dealer = _Dealer(self, link, socket, token, monitor)
@@ -801,8 +836,13 @@ class Io:
                 self._pending[name] = link
 
     def _do_timers(self) -> None:
-        if self._timers.next() is not None:
-            self.batch.extend(Timer(name) for name in self._timers.take_due(time.monotonic()))
+        if self._timers.next() is None:
+            return
+        for name in self._timers.take_due(time.monotonic()):
+            if name == _NEWCOMERS:
+                self._look_at_newcomers()
+            else:
+                self.batch.append(Timer(name))
 
     def _hand_over(self) -> None:
         batch, self.batch = self.batch, []
@@ -853,7 +893,32 @@ class Io:
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(_ZAP_ADDRESS)
         self._zap = socket
-        self.add_fd(_fd(socket), lambda _: _answer_zap(socket, self.lines))
+        self.add_fd(_fd(socket), lambda _: self._answer_zap(socket))
+
+    def _answer_zap(self, socket: zmq.Socket[bytes]) -> None:
+        """Answer every waiting question; the address is `localhost:uid:gid:pid`."""
+        while _state(socket) & _POLLIN:
+            version, request, domain, address, *_ = socket.recv_multipart(_NOBLOCK)
+            own = address.split(b":")[1:2] == [str(os.getuid()).encode()]
+            if own and domain == _ZAP_DOMAIN:
+                socket.send_multipart([version, request, b"200", b"", b"", b""])
+                self._let_in(address.decode("ascii"))
+            else:
+                socket.send_multipart([version, request, b"400", b"", b"", b""])
+                self.lines.line("bus_foreign_user", "zap", _fingerprint(address))
+
+    def _let_in(self, address: str) -> None:
+        now = time.monotonic()
+        self.newcomers.let_in(address, now)
+        if not self._timers.is_set(_NEWCOMERS):
+            self._timers.set(now + BUS_HANDSHAKE_MS / 1000, _NEWCOMERS)
+
+    def _look_at_newcomers(self) -> None:
+        silent, oldest = self.newcomers.take_silent(time.monotonic())
+        for address in silent:
+            self.lines.line("bus_peer_silent", "zap", {"peer": address})
+        if oldest is not None:
+            self._timers.set(oldest + BUS_HANDSHAKE_MS / 1000, _NEWCOMERS)
 
     def _close(self) -> None:
         """Send what is queued, close every socket and end the context.
@@ -895,18 +960,6 @@ def _demand_zap(socket: zmq.Socket[bytes]) -> None:
     """One layer: a handshake needs the handler's yes, and without a handler there is none."""
     socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-
-
-def _answer_zap(socket: zmq.Socket[bytes], lines: _RateLimitedLog) -> None:
-    """Answer every waiting question; the address is `localhost:uid:gid:pid`."""
-    while _state(socket) & _POLLIN:
-        version, request, domain, address, *_ = socket.recv_multipart(_NOBLOCK)
-        own = address.split(b":")[1:2] == [str(os.getuid()).encode()]
-        if own and domain == _ZAP_DOMAIN:
-            socket.send_multipart([version, request, b"200", b"", b"", b""])
-        else:
-            socket.send_multipart([version, request, b"400", b"", b"", b""])
-            lines.line("bus_foreign_user", "zap", _fingerprint(address))
 
 
 def _check_path(path: Path) -> None:

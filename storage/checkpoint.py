@@ -135,7 +135,7 @@ class Checkpoints:
             engine.fresh(),
             {path(file): part.data for file, part in parts.items()}
             | {f"{engine.sessions.folder(text)}/lease.json": one for text, one in leases.items()},
-            {path(file): new for file, new in files.items()},
+            {path(file): new for file, new in files.items() if file not in parts},
             set(folders),
         )
         marks, engine.marks = engine.marks, {}

@@ -78,14 +78,16 @@ def recover(disk: Disk, root: str, fresh: Callable[[], str], open_max: int) -> R
         files = Files(disk, root, open_max)
         sessions = Sessions(disk, files)
         writer = JournalWriter(disk, f"{root}/journal", home_id)
+        rewrite = _Rewrite(disk, files, sessions, fresh)
+        rewrite.gather(journal, read)
         _open(writer, journal)
-        marks = _Rewrite(disk, files, sessions, fresh).run(journal, read)
+        rewrite.run()
     except DiskFull as error:
         cause = error.__cause__
         poison("recovery", cause if isinstance(cause, OSError) else OSError())
     highest = max(journal.highest_commit, journal.last_commit)
     clean = journal.clean is not None
-    return Recovered(home_id, writer, files, sessions, marks, highest + 1, clean)
+    return Recovered(home_id, writer, files, sessions, rewrite.marks, highest + 1, clean)
 
 
 # --- format.json ----------------------------------------------------------------------------------
@@ -236,23 +238,31 @@ class _Rewrite:
     ) -> None:
         self.disk, self.files, self.sessions, self.fresh = disk, files, sessions, fresh
         self.marks: dict[str, FileMark] = {}
+        self._endings: dict[str, _Ending] = {}
 
-    def run(self, journal: Journal, read: Callable[[int], bytes]) -> dict[str, FileMark]:
-        endings: dict[str, _Ending] = {}
+    def gather(self, journal: Journal, read: Callable[[int], bytes]) -> None:
+        """Take from the frames since the last checkpoint what they say of files and leases.
+
+        Raises:
+            JournalDamaged: they do not fit to each other.
+
+        """
         for damaged in journal.checkpoint.damaged if journal.checkpoint else ():
             self.sessions.damaged[damaged.session] = damaged
         if journal.clean is not None:
-            return {}
+            return
         for _, commit in commits(journal, read):
             self.sessions.leases.update(commit.leases)
             for part in commit.parts:
-                ending = endings.setdefault(part.file, _Ending(part.generation, part.offset))
-                if not ending.add(part):
+                ending = _Ending(part.generation, part.offset)
+                if not self._endings.setdefault(part.file, ending).add(part):
                     raise JournalDamaged(segment=journal.segments[-1].number, offset=0)
-        for file, ending in endings.items():
+
+    def run(self) -> None:
+        """Write the files."""
+        for file, ending in self._endings.items():
             if _session_of(file) not in self.sessions.damaged:
                 self._rewrite(file, ending)
-        return self.marks
 
     def _rewrite(self, file: str, ending: _Ending) -> None:
         data = b"".join(ending.pieces)

@@ -309,6 +309,7 @@ def _quarantine(step: _Step, child: Child, status: int) -> None:
     quarantined = {**step.plane.quarantined, child.name: False}
     step.plane = replace(step.plane, quarantined=quarantined)
     step.out.append(Quarantine(child.name))
+    step.out.append(Refused(child.name, "session_quarantined"))
     _give_slots(step)
 
 

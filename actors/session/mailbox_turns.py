@@ -103,10 +103,12 @@ def _pending_turn(waiting: list[Entry], fresh: str, chain_index: int) -> Turn:
 def continuation(state: Mailbox, command: Start) -> Step:
     """Start a turn that a host hook asked for; a turn id is used once (MBX-18)."""
     turn = state.next_turn or state.turn
+    if turn is not None and turn.turn_id != command.turn_id:
+        return state, (Reply(command.token, TurnActive(turn_id=turn.turn_id)),)
+    if turn is not None and state.in_flight == "start":
+        return state._replace(starters=(*state.starters, command.token)), QUIET
     if turn is not None:
-        same = turn.turn_id == command.turn_id
-        answer: Answer = Started(turn.turn_id) if same else TurnActive(turn_id=turn.turn_id)
-        return state, (Reply(command.token, answer),)
+        return state, (Reply(command.token, Started(turn.turn_id)),)
     if command.turn_id <= state.last_turn_id:
         return state, (Reply(command.token, TurnIdReused(turn_id=command.turn_id)),)
     state = take_permit(state, command.permit)
@@ -114,7 +116,13 @@ def continuation(state: Mailbox, command: Start) -> Step:
         return state, (Reply(command.token, Overloaded(resource="pending_count")),)
     flight = state.flights + 1
     turn = Turn(command.turn_id, "continuation", command.principal, command.sender, None, 0, ())
-    state = state._replace(in_flight="start", next_turn=turn, flight=flight, flights=flight)
+    state = state._replace(
+        in_flight="start",
+        next_turn=turn,
+        starters=(command.token,),
+        flight=flight,
+        flights=flight,
+    )
     return state, (Append(flight, Frame(start=turn), (command.token,)),)
 
 
@@ -136,7 +144,11 @@ def started(state: Mailbox, command: AppendDone) -> Step:
         phase="open", turn=turn, last_turn_id=turn.turn_id, delayed=False, permit="held"
     )
     claimed = tuple(entry for entry in state.pending if entry.id in turn.claimed)
-    effects: tuple[Effect, ...] = (TurnBegins(turn, claimed),)
+    starters, state = state.starters, state._replace(starters=())
+    effects: tuple[Effect, ...] = (
+        *reply_all(starters, Started(turn.turn_id)),
+        TurnBegins(turn, claimed),
+    )
     if staged is not None:
         mode: Literal["direct", "pending"] = "direct" if turn.kind == "user" else "pending"
         receipt = receipt_for(state, staged.entry.id, mode=mode)
@@ -146,8 +158,10 @@ def started(state: Mailbox, command: AppendDone) -> Step:
 
 def start_refused(state: Mailbox, command: AppendRefused) -> Step:
     """Stay idle, nothing stored; what is pending tries again later."""
-    state = state._replace(in_flight="", next_turn=None)
+    starters = state.starters
+    state = state._replace(in_flight="", next_turn=None, starters=())
     state, effects = put_refused(state, command)
+    effects += reply_all(starters, command.error)
     return later(state, STORAGE_FULL_PROBE_MS, effects)
 
 

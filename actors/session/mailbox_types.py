@@ -110,6 +110,8 @@ class Mailbox(NamedTuple):
     pending: tuple[Entry, ...] = ()
     """Durable, in FIFO order, claimed ones included."""
     staged: tuple[Staged, ...] = ()
+    starters: tuple[Token, ...] = ()
+    """Who asked for the continuation whose start is in flight."""
     permit: Permit = "none"
     flight: int = 0
     """The start or terminal in flight."""

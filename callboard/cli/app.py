@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Protocol, cast
 
 import typer
 
 from callboard.cli import demo, plane, sessions
 from callboard.cli.options import HomeOption
-from callboard.cli.output import Invocation
-
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Command(Protocol):
-        """A command line that was put together."""
-
-        def main(
-            self,
-            args: list[str],
-            prog_name: str,
-            standalone_mode: bool,
-            obj: Invocation,
-        ) -> object:
-            """Parse the words and do what they say."""
-            ...
-
 
 COMMANDS = (
     demo.demo,
@@ -69,7 +51,22 @@ def build() -> typer.Typer:
     return app
 
 
+class Command(Protocol):
+    """A command line that was put together; typer's own class has moved between its versions."""
+
+    def main(
+        self,
+        args: list[str] | None = None,
+        prog_name: str | None = None,
+        *,
+        standalone_mode: bool = True,
+        obj: object = None,
+    ) -> object:
+        """Parse the words and do what they say."""
+        ...
+
+
 @cache
 def command() -> Command:
     """Give the command line that `run` runs."""
-    return typer.main.get_command(build())
+    return cast("Command", typer.main.get_command(build()))

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from callboard.cli.text import escape, escape_json
 from callboard.errors import CallboardError
@@ -48,10 +48,10 @@ class CommandFailed(Exception):
         self.code, self.message, self.said = code, message, said
 
 
-def is_terminal(stream: TextIO) -> bool:
-    """Tell whether a person looks at a stream; a closed one is looked at by nobody."""
+def is_terminal() -> bool:
+    """Tell whether a person looks at the standard output."""
     try:
-        return stream.isatty()
+        return sys.stdout.isatty()
     except ValueError:
         return False
 
@@ -87,7 +87,7 @@ def spell_json(value: object) -> str:
 
 def say_raw_json(line: bytes) -> None:
     """Print a line of JSON as it is stored; on a terminal with what it would obey escaped."""
-    if is_terminal(sys.stdout):
+    if is_terminal():
         print(escape_json(line.decode("utf-8", "replace")), flush=True)
         return
     sys.stdout.flush()
@@ -97,7 +97,7 @@ def say_raw_json(line: bytes) -> None:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table: drawn for a terminal, else one line a row with tabs between, uncut."""
-    if not is_terminal(sys.stdout):
+    if not is_terminal():
         say_lines("\t".join(map(escape, row)) for row in (heads, *rows))
         return
     from rich.box import SIMPLE_HEAD

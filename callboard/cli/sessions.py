@@ -30,7 +30,6 @@ from callboard.errors import InvalidRequest, PayloadTooLarge
 from callboard.limits import CATALOG_PAGE_ROWS_DEFAULT, CLIENT_MESSAGE_BYTES_MAX
 
 if TYPE_CHECKING:
-
     from callboard.client import Outcome, Receipt
     from callboard.storage.catalog import CatalogPage, SessionMetadata
 

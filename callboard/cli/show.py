@@ -25,7 +25,7 @@ from callboard.records import (
 
 if TYPE_CHECKING:
     from callboard.storage.catalog import SessionMetadata
-    from callboard.storage.views import Message
+    from callboard.storage.gather import Message
 
 _LINE_CHARS: Final = 160
 _GUTTER: Final = "  │ "
@@ -53,8 +53,9 @@ def show_session(home: Path, name: str, *, json_too: bool) -> None:
 
     """
     from callboard.storage.catalog import find_session
+    from callboard.storage.gather import Message
     from callboard.storage.readers import open_home
-    from callboard.storage.views import Message, history
+    from callboard.storage.views import history
 
     reader = open_home(home)
     ref = reader.find(name)
@@ -66,9 +67,10 @@ def show_session(home: Path, name: str, *, json_too: bool) -> None:
     while from_seq is not None:
         page = history(reader.transcript(ref), from_seq=from_seq)
         for item in page.items:
-            shown = item.to_json() if isinstance(item, Message) else {"gap": item._asdict()}
             if json_too:
-                items.append(shown)
+                items.append(
+                    item.to_json() if isinstance(item, Message) else {"gap": item._asdict()}
+                )
             elif isinstance(item, Message):
                 say_lines(_message(item))
             else:

@@ -189,7 +189,7 @@ class FakeStorage:
         self.records += made
         ns, sizes = self._operate(body)
         self._note(made)
-        ops = [one.op for one in body.inbox]
+        ops: list[str] = [one.op for one in body.inbox]
         self.frames.append(([one.type for one in body.records], ops))
         answer = Appended(commit=self.commit, first_seq=first, last_seq=fold.seq, n=ns, sizes=sizes)
         if body.records:

@@ -110,8 +110,10 @@ class World:
         )
         return self.engine
 
-    def crash(self, how: Crash | None = None) -> World:
-        """End the engine without a word and start the next one on what is left."""
+    def crash(self, how: Crash | None = None, *, with_owners: bool = True) -> World:
+        """End the engine without a word, and with it all owners; start the next one."""
+        if with_owners:
+            self.owners.verdicts.clear()
         self.disk = self.disk.crash(how or KeepAll())
         self.open()
         return self
