@@ -1,6 +1,6 @@
 """How long it takes until a steer is durable, and how many a plane takes in a second.
 
-    python -m bench.steer [--json FILE] [--seconds 5] [--sessions 50] [--home DIR]
+    python -m bench.steer [--quick] [--json FILE] [--sessions 50] [--folder DIR]
 
 one     one client steers one session with an open turn, each input after the receipt of the one
         before; beside it a bare write + fdatasync of as many bytes, and a bare ZeroMQ round trip
@@ -10,57 +10,35 @@ many    one client process steers many sessions at once, a few inputs of each un
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final
 
 import zmq
 
+from bench.common import Figure, arguments, bare_fdatasync, percentile, report
 from callboard import Plane, Receipt, Session
 from callboard.errors import CallboardError, InboxFull
-from callboard.limits import INBOX_USER_ITEMS_MAX
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TEXT: Final = "look at the failing test first, please"
 FRAME_BYTES: Final = 600
 """What a steer adds to the journal, about."""
+SECONDS: Final = 5.0
+"""Of each part."""
 WARM_UP: Final = 100
 IN_FLIGHT: Final = 4
 """Inputs of one session under way at the same time."""
 _FULL_SECONDS: Final = 0.002
 
 
-class Figure(TypedDict):
-    """One figure beside its raw limit, which was measured in the same run."""
-
-    value: float
-    unit: str
-    limit: float | None
-    ratio: float | None
-
-
 # ---- Raw limits ----
-
-
-def bare_syncs(folder: Path, seconds: float) -> list[float]:
-    """Time appends of one frame's size, each with its fdatasync."""
-    taken: list[float] = []
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        fd, data = file.fileno(), bytes(FRAME_BYTES)
-        until = time.perf_counter() + seconds
-        while (begun := time.perf_counter()) < until:
-            os.write(fd, data)
-            os.fdatasync(fd)
-            taken.append(time.perf_counter() - begun)
-    return taken
 
 
 def bare_round_trips(folder: Path, seconds: float) -> list[float]:
@@ -172,10 +150,10 @@ class AllAtOnce:
 
 
 def measure(folder: Path, seconds: float, many: int) -> tuple[dict[str, Figure], list[str]]:
-    """Measure everything.
+    """Measure everything; the raw limits before and after, since a machine is not always as busy.
 
     Args:
-        folder: on the file system that is asked about.
+        folder: on the disk in question.
         seconds: of each part.
         many: sessions that are steered at once.
 
@@ -183,65 +161,52 @@ def measure(folder: Path, seconds: float, many: int) -> tuple[dict[str, Figure],
         The figures, and remarks.
 
     """
-    syncs = bare_syncs(folder, seconds / 2)
-    trips = bare_round_trips(folder, seconds / 2)
+    rounds = int(seconds * 200)
+    syncs = bare_fdatasync(folder, FRAME_BYTES, rounds)
+    trips = bare_round_trips(folder, seconds / 5)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with Plane(folder / "home") as plane:
-        session = _session(plane, folder, poll_ms=2)
+    with Plane(folder / "one") as plane:
+        session = _session(plane, folder, poll_ms=1)
         taken, where = one_after_the_other(session, seconds)
-    with Plane(folder / "home2") as plane:
+        syncs += bare_fdatasync(folder, FRAME_BYTES, rounds)
+    with Plane(folder / "many") as plane:
         sessions = [_session(plane, folder, poll_ms=10) for _ in range(many)]
         for each in sessions:
             each.send(TEXT)
         steering = AllAtOnce(sessions)
         rate = steering.run(seconds)
-    syncs += bare_syncs(folder, seconds / 2)
-    sync, trip = statistics.median(syncs) * 1e3, statistics.median(trips) * 1e3
-    median, p99 = statistics.median(taken) * 1e3, statistics.quantiles(taken, n=100)[98] * 1e3
-    sync_p99 = statistics.quantiles(syncs, n=100)[98] * 1e3
+        syncs += bare_fdatasync(folder, FRAME_BYTES, rounds)
+    sync, sync_99 = percentile(syncs, 50) * 1e6, percentile(syncs, 99) * 1e6
+    median, p99 = percentile(taken, 50) * 1e6, percentile(taken, 99) * 1e6
     figures = {
-        "one_p50": _figure(median, "ms", sync),
-        "one_p99": _figure(p99, "ms", sync_p99),
-        "one_p50_to_round_trip": _figure(median, "ms", trip),
-        "bare_sync_p50": _figure(sync, "ms", None),
-        "bare_round_trip_p50": _figure(trip, "ms", None),
-        "many_rate": _figure(rate, "receipts/s", 1e3 / sync),
+        "one, median, to fdatasync": Figure(median, "us", sync),
+        "one, 99 %, to fdatasync": Figure(p99, "us", sync_99),
+        "one, median, to a ZeroMQ round trip": Figure(median, "us", percentile(trips, 50) * 1e6),
+        f"{many} at once": Figure(rate, "receipts/s", 1e6 / sync),
     }
-    remarks = [f"one: {dict(where)}", f"many: {many} sessions, refused {dict(steering.refused)}"]
-    return figures, remarks
+    refused = ", ".join(f"{n} {code}" for code, n in steering.refused.items()) or "nothing"
+    went = ", ".join(f"{n} {place}" for place, n in where.items())
+    return figures, [f"one session: {went}", f"{many} sessions: {refused} refused"]
 
 
 def _session(plane: Plane, folder: Path, *, poll_ms: int) -> Session:
-    settings: Mapping[str, str] = {"bench.poll_ms": str(poll_ms)}
+    settings = {"bench.poll_ms": str(poll_ms)}
     return plane.create_session("bench.agents:steered", folder, settings=settings)
-
-
-def _figure(value: float, unit: str, limit: float | None) -> Figure:
-    ratio = None if limit is None else round(value / limit, 3)
-    return {"value": round(value, 4), "unit": unit, "limit": limit and round(limit, 4), "ratio": ratio}
-
-
-def report(question: str, figures: Mapping[str, Figure], json_path: Path | None) -> None:
-    import json
-
-    print(question)
-    for name, figure in figures.items():
-        print(name, figure)
-    if json_path:
-        json_path.write_text(json.dumps({"question": question, "figures": figures}))
 
 
 def main() -> None:
     """Measure, print a table, write JSON if asked to."""
-    parser = argparse.ArgumentParser(prog="python -m bench.steer", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each part")
-    parser.add_argument("--sessions", type=int, default=50)
-    parser.add_argument("--home", type=Path, help="a folder on the disk that is asked about")
+    parser = arguments(
+        "How long it takes until a steer is durable, and how many there are a second."
+    )
+    parser.add_argument("--sessions", type=int, default=50, help="steered at once")
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk in question; default: the temporary one"
+    )
     options = parser.parse_args()
-    assert IN_FLIGHT < INBOX_USER_ITEMS_MAX
-    with tempfile.TemporaryDirectory(prefix="cb", dir=options.home) as name:
-        figures, remarks = measure(Path(name), options.seconds, options.sessions)
+    with tempfile.TemporaryDirectory(prefix="cb", dir=options.folder) as name:
+        seconds = SECONDS / 10 if options.quick else SECONDS
+        figures, remarks = measure(Path(name), seconds, options.sessions)
     report("How long until a steer is durable, and how many a second?", figures, options.json)
     for remark in remarks:
         print(remark)

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from callboard.config import Settings
-    from callboard.storage.catalog import CatalogPage, SessionMetadata
+    from callboard.storage.catalog import CatalogPage
+    from callboard.storage.metadata import SessionMetadata
     from callboard.storage.views import HistoryPage
 
 __all__ = [

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from callboard.config import Settings
-    from callboard.storage.catalog import CatalogPage, SessionMetadata
+    from callboard.storage.catalog import CatalogPage
+    from callboard.storage.metadata import SessionMetadata
     from callboard.storage.views import HistoryPage
     from callboard.supervisor.launch import Launched
 

@@ -8,7 +8,6 @@ rise strictly within a session, so "has this turn ended" needs the highest one o
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Literal
@@ -98,6 +97,7 @@ class SessionFold:
     """
 
     created: SessionCreated | None = None
+    created_commit: int = 0
     seq: int = 0
     commit: int = 0
     title: str | None = None
@@ -149,7 +149,7 @@ class SessionFold:
         other.attempts = dict(self.attempts)
         other.applied = dict(self.applied)
         if self.turn is not None:
-            other.turn = copy(self.turn)
+            other.turn = TurnState(*_turn_values(self.turn))
         return other
 
     def admit(self, turn_id: str | None, data: RecordData, *, commit: int) -> None:
@@ -251,7 +251,7 @@ class SessionFold:
             self._create(data)
 
     def _create(self, data: SessionCreated) -> None:
-        self.created = data
+        self.created, self.created_commit = data, self.commit
         self.title, self.agent, self.model = data.title, data.agent, data.model
         self.permission_mode = data.permission_mode
         self.settings, self.extra = data.settings, data.extra
@@ -357,5 +357,6 @@ class SessionFold:
                 self.held -= {message_id}
 
 
+_turn_values = attrgetter(*(one.name for one in fields(TurnState)))
 _values = attrgetter(*(one.name for one in fields(SessionFold)))
-"""Takes all values of a fold, in the order of its fields."""
+"""Take all values of a turn, of a fold, in the order of its fields."""

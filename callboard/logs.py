@@ -111,9 +111,10 @@ def log_line(at: int, pid: int, action: str, facts: Mapping[str, object]) -> byt
 
 def _spell(fields: Mapping[str, object]) -> str:
     try:
-        text = json.dumps(fields, separators=(",", ":"), default=_type_name, skipkeys=True)
-    except (ValueError, RecursionError):
-        text = json.dumps({"at": fields["at"], "pid": fields["pid"], "action": "unspeakable"})
+        text = json.dumps(fields, separators=(",", ":"), default=_type_name, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        known = {"at": fields["at"], "pid": fields["pid"], "action": fields["action"]}
+        text = json.dumps({**known, "cut": True}, separators=(",", ":"))
     return text.replace("\x7f", "\\u007f")
 
 

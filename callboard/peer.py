@@ -932,9 +932,9 @@ class Io:
             link.flush()
         if self._actor is not None:
             self._actor.stop(block=False)
+        self._context.destroy(SHUTDOWN_EXIT_DELAY_MS)  # before a socket loses its last name
         self._links.clear()
         self._handlers.clear()
-        self._context.destroy(SHUTDOWN_EXIT_DELAY_MS)
         self._epoll.close()
 
 

@@ -44,6 +44,8 @@ def settings_of(
     from callboard.config import Settings, load_settings
 
     named = None if home is None else os.fspath(home)
+    if named:
+        named = absolute(named, "home")
     if not isinstance(settings, Settings):
         return load_settings(
             flags={**(settings or {}), **({} if named is None else {"home": named})}
@@ -68,19 +70,30 @@ def existing_workspace(workspace: str | os.PathLike[str]) -> str:
     return path
 
 
-def absolute(path: str | os.PathLike[str]) -> str:
+def absolute(path: str | os.PathLike[str], field: str = "workspace") -> str:
     """Take a path from the working directory, unless it is absolute; nothing else is looked at.
 
+    Args:
+        path: the path.
+        field: what a refusal names.
+
     Raises:
-        InvalidRequest: it is empty, or no text.
+        InvalidRequest: it is empty, or there is no working directory any more.
 
     """
     text = os.fspath(path)
     if not text:
-        raise InvalidRequest(field="workspace", reason="empty")
+        raise InvalidRequest(field=field, reason="empty")
     if "\0" in text:
-        raise InvalidRequest(field="workspace", reason="nul")
-    return os.path.join(os.getcwd(), text)
+        raise InvalidRequest(field=field, reason="nul")
+    if os.path.isabs(text):
+        return text
+    try:
+        return os.path.join(os.getcwd(), text)
+    except FileNotFoundError:
+        raise InvalidRequest(
+            "The working directory is gone.", field=field, reason="missing"
+        ) from None
 
 
 def resolve(home: Path, name: str | SessionRef) -> SessionRef:

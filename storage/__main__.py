@@ -95,7 +95,7 @@ def _serve(order: home.Order, settings: Settings, place: home.Home, log: Log) ->
     _stop_on_signals(io)
     engine = _open(order, settings, place, runtime, io, log)
     io.bind_router(LINK, runtime.storage, bytes.fromhex(order.plane_secret), runtime.bind_lock)
-    catalog = Catalog(place.root, engine.handed)
+    catalog = Catalog(place.root, engine.handed, log)
     status = io.run(lambda io: StorageActor.start(io, engine, catalog, log))
     os.close(lock)
     return status
@@ -189,13 +189,17 @@ def _stop_on_signals(io: Io) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, _nothing)
 
     def heard(_: int) -> None:
         os.read(ear, 4_096)
         io.post(STOP)
 
     io.add_fd(ear, heard)
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    """Do nothing: the wake-up descriptor says that a signal came."""
 
 
 if __name__ == "__main__":

@@ -390,8 +390,13 @@ def plan_append(state: SessionState, asked: Append, moment: Moment) -> Plan:
         InboxFull, RecordInvalid, PayloadTooLarge, TurnActive, …: what is asked breaks a rule.
 
     """
-    puts = [op.item for op in asked.inbox if isinstance(op, PutOp)]
-    removes = [op.message_id for op in asked.inbox if not isinstance(op, PutOp)]
+    puts: list[InboxItem] = []
+    removes: list[str] = []
+    for op in asked.inbox:
+        if isinstance(op, PutOp):
+            puts.append(op.item)
+        else:
+            removes.append(op.message_id)
     _check_key(asked, puts, removes)
     repeated = _repeated(state, asked, puts)
     if repeated is not None:
@@ -401,7 +406,8 @@ def plan_append(state: SessionState, asked: Append, moment: Moment) -> Plan:
     draft = Draft(state, moment)
     live = [draft.put(item) for item in puts]
     settles = draft.add_records(asked.records) if asked.records else frozenset[str]()
-    _check_removes(state, removes, settles)
+    if removes or settles:
+        _check_removes(state, removes, settles)
     if removes:
         draft.remove(removes)
     first, last = state.fold.seq + 1, draft.state.fold.seq
@@ -433,13 +439,17 @@ def _check_removes(state: SessionState, removes: list[str], settles: frozenset[s
 
 def _check_key(asked: Append, puts: list[InboxItem], removes: list[str]) -> None:
     """Check that the key is the first record's id, or else the first message id."""
-    names = [one.message_id for one in puts] + removes
-    expected = asked.records[0].id if asked.records else names[0] if names else None
+    records = asked.records
+    if records:
+        expected: str | None = records[0].id
+    else:
+        names = [one.message_id for one in puts] or removes
+        expected = names[0] if names else None
     if asked.key != expected:
         raise InvalidRequest(field="key", reason="format")
-    if len({one.id for one in asked.records}) != len(asked.records):
-        raise RecordInvalid(type=asked.records[0].type, field="id")
-    if len({one.message_id for one in puts}) != len(puts):
+    if len(records) > 1 and len({one.id for one in records}) != len(records):
+        raise RecordInvalid(type=records[0].type, field="id")
+    if len(puts) > 1 and len({one.message_id for one in puts}) != len(puts):
         raise InvalidRequest(field="message_id", reason="duplicate")
 
 
@@ -453,7 +463,9 @@ def _repeated(state: SessionState, asked: Append, puts: list[InboxItem]) -> Appe
         for item in puts:
             state.known(item.message_id, item.digest)
         return _answered(state, puts, key.commit, key.first_seq, key.last_seq)
-    if not asked.records and not puts:
+    if not puts:
+        if asked.records:
+            return None
         names = [op.message_id for op in asked.inbox if not isinstance(op, PutOp)]
         if all(name in state.settled and name not in state.inbox.items for name in names):
             return _answered(state, [], state.fold.commit, state.fold.seq + 1, state.fold.seq)

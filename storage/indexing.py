@@ -7,14 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-
-try:
-    from callboard.storage.index import CatalogRow, IndexFeed
-except ImportError:  # XXX until storage/index.py is there
-    IndexFeed = None
-
 from callboard.errors import InboxCorrupt, SessionDamaged
 from callboard.home import Home
+from callboard.logs import Log
+from callboard.storage.index import CatalogRow, IndexFeed
 
 if TYPE_CHECKING:
     from callboard.storage.engine import Engine, News
@@ -23,15 +19,16 @@ if TYPE_CHECKING:
 class Catalog:
     """Remembers which sessions' transcripts grew, and tells the index now and then."""
 
-    def __init__(self, home: Path, commit: int) -> None:
+    def __init__(self, home: Path, commit: int, log: Log) -> None:
         """Start the index's own thread.
 
         Args:
             home: the home.
             commit: the last one whose lines stand in the files.
+            log: is told when the index cannot be used.
 
         """
-        self._feed = IndexFeed.start(Home(home), commit) if IndexFeed else None
+        self._feed = IndexFeed.start(Home(home), commit, log)
         self._touched: dict[str, None] = {}
         self.dirty = False
 
@@ -44,8 +41,7 @@ class Catalog:
 
     def flush(self, engine: Engine) -> None:
         """Tell the index what the files hold now; what is behind comes another time."""
-        if not self.dirty or self._feed is None:
-            self.dirty = False
+        if not self.dirty:
             return
         rows: list[CatalogRow] = []
         behind: dict[str, None] = {}
@@ -59,8 +55,7 @@ class Catalog:
 
     def close(self) -> None:
         """End the index's thread in order."""
-        if self._feed is not None:
-            self._feed.close()
+        self._feed.close()
 
 
 def _row(engine: Engine, text: str) -> CatalogRow | None:

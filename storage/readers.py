@@ -9,7 +9,8 @@ closing the probe's descriptor would drop its lock.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
+from heapq import merge
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
@@ -18,7 +19,6 @@ from callboard.errors import (
     Damage,
     FormatUnsupported,
     InboxCorrupt,
-    InvalidRequest,
     NotFound,
     SessionAmbiguous,
     SessionDamaged,
@@ -45,6 +45,8 @@ from callboard.storage.lines import (
     read_inbox,
     split,
 )
+from callboard.storage.metadata import FileState
+from callboard.storage.project import Projection, project
 from callboard.storage.source import (
     Format,
     View,
@@ -52,26 +54,23 @@ from callboard.storage.source import (
     journal_tail,
     key_of,
     look,
-    names_in,
     pieces_of,
     read_format,
     read_small,
+    refs_in,
     unreadable,
+    workspaces_in,
 )
 from callboard.storage.tail import Tail
 
 
-class Projection(NamedTuple):
-    """A session as its records tell."""
+class Behind(NamedTuple):
+    """A place in an undamaged transcript."""
 
-    now: SessionFold
-    """After all records up to the reader's as_of."""
-    then: SessionFold
-    """After those of an earlier commit; not `exists` if there were none."""
-    damage: Gap | None
-    """The first thing that is wrong with its transcript."""
-    chain: str
-    """Of the last record."""
+    mark: Mark
+    """The record that stands before it."""
+    offset: int
+    """The byte where that record's line ends."""
 
 
 def open_home(path: Path | str) -> HomeReader:
@@ -131,6 +130,10 @@ class HomeReader:
         """The runtime directory, or none for a home that does not exist."""
         return self._runtime
 
+    def later(self, as_of: int) -> HomeReader:
+        """Give a reader of the same home at a later commit, which the files hold already."""
+        return HomeReader(self.home, self._format, self._runtime, self._view._replace(as_of=as_of))
+
     # --- one session
 
     def transcript(self, ref: SessionRef, from_seq: int = 1) -> Iterator[Record | Gap]:
@@ -170,14 +173,12 @@ class HomeReader:
             elif seq >= first - 1:
                 yield item
 
-    def sound(
-        self, ref: SessionRef, behind: tuple[Mark, int] | None = None
-    ) -> Iterator[Sound | Gap]:
+    def sound(self, ref: SessionRef, behind: Behind | None = None) -> Iterator[Sound | Gap]:
         """Read a session's lines with what they say; see `transcript`.
 
         Args:
             ref: the session.
-            behind: begin behind this record, whose line ends at this byte.
+            behind: where to begin, if not at the start.
 
         """
         items = self._steady(ref, behind)
@@ -186,9 +187,7 @@ class HomeReader:
             raise NotFound
         return chain(() if first is None else (first,), items)
 
-    def _steady(
-        self, ref: SessionRef, behind: tuple[Mark, int] | None
-    ) -> Generator[Sound | Gap, None, None]:
+    def _steady(self, ref: SessionRef, behind: Behind | None) -> Generator[Sound | Gap, None, None]:
         """Read on while the writer lives; after its end look again where it had left off."""
         given = 0
         for _ in range(READ_RETRIES_MAX + 1):
@@ -202,9 +201,7 @@ class HomeReader:
             self._look_again()
         raise StorageUnreadable
 
-    def _checked(
-        self, view: View, ref: SessionRef, behind: tuple[Mark, int] | None
-    ) -> Iterator[Sound | Gap]:
+    def _checked(self, view: View, ref: SessionRef, behind: Behind | None) -> Iterator[Sound | Gap]:
         mark, start = behind or (None, 0)
         pieces = pieces_of(self.home, view, self.home.transcript(ref), start)
         lines = split(pieces, RECORD_BYTES_MAX, before=mark.seq if mark else 0)
@@ -273,6 +270,14 @@ class HomeReader:
         path = self.home.transcript(ref)
         return key_of(self.home, path) in self._view.tail.overlays or os.path.lexists(path)
 
+    def file(self, ref: SessionRef) -> FileState | None:
+        """Look at the file of a session's transcript; none if there is no such file."""
+        with unreadable():
+            try:
+                return FileState.of(os.lstat(self.home.transcript(ref)))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
     def lease(self, ref: SessionRef) -> bytes | None:
         """Give the lease of a session as last granted or released, or none if it never had one."""
         found = self._view.tail.leases.get(str(ref))
@@ -314,7 +319,9 @@ class HomeReader:
     def _keys(self, workspace: str | None) -> list[str]:
         if workspace is not None:
             return [workspace_key(canonical_workspace(workspace))]
-        return sorted({ref.workspace_key for ref in self._view.tail.refs()} | set(self._folders()))
+        return sorted(
+            {ref.workspace_key for ref in self._view.tail.refs()} | set(workspaces_in(self.home))
+        )
 
     def _workspace(self, ref: SessionRef) -> str | None:
         """Give the workspace path that a session's first record names."""
@@ -334,18 +341,11 @@ class HomeReader:
 
         """
         alone = {ref for ref in self._view.tail.refs() if key in (None, ref.workspace_key)}
-        for folder in sorted({ref.workspace_key for ref in alone} | set(self._folders(key))):
-            here = {ref for ref in alone if ref.workspace_key == folder}
-            yield from sorted(here.union(self._sessions(folder)))
-
-    def _folders(self, key: str | None = None) -> Iterator[str]:
-        names = [key] if key is not None else names_in(self.home.sessions)
-        return (name for name in names if _is_ref(name, "x"))
-
-    def _sessions(self, folder: str) -> Iterator[SessionRef]:
-        for name in names_in(self.home.sessions / folder):
-            if _is_ref(folder, name):
-                yield SessionRef(folder, name)
+        last: SessionRef | None = None
+        for ref in merge(sorted(alone), refs_in(self.home, key)):
+            if ref != last:
+                yield ref
+            last = ref
 
     def changed_since(self, commit: int) -> frozenset[SessionRef] | None:
         """Name the sessions whose transcripts grew after a commit, or none if nobody knows."""
@@ -367,37 +367,5 @@ class HomeReader:
             self._view = look(self.home, self._runtime, self.home_id, self.as_of)
 
 
-def project(items: Iterable[Sound | Gap], then: int = NEVER) -> Projection:
-    """Fold a transcript's sound records, and say what is wrong with the rest.
-
-    Args:
-        items: its lines.
-        then: an earlier commit whose state is wanted too.
-
-    """
-    now = SessionFold()
-    before: SessionFold | None = None
-    damage: Gap | None = None
-    last = ""
-    for item in items:
-        if isinstance(item, Gap):
-            damage = damage or item
-            continue
-        record = item.record
-        if before is None and record.commit > then:
-            before = now.clone()
-        now.apply(record.seq, record.commit, record.data)
-        last = record.chain
-    return Projection(now, before or now, damage, last)
-
-
 def _as_damage(code: str) -> Damage:
     return cast("Damage", code) if code in get_args(Damage) else "bad_line"
-
-
-def _is_ref(key: str, session_id: str) -> bool:
-    try:
-        parse_ref(f"{key}/{session_id}")
-    except InvalidRequest:
-        return False
-    return True

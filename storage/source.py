@@ -10,7 +10,7 @@ import errno
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,12 +20,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from callboard.errors import (
     FormatUnsupported,
     HomeUnsafe,
+    InvalidRequest,
     JournalDamaged,
     NotFound,
     SessionDamaged,
     StorageUnreadable,
 )
 from callboard.home import Home, Runtime, check_regular, probe_holder
+from callboard.ids import SessionRef, parse_ref
 from callboard.limits import READ_RETRIES_MAX, STORAGE_FORMAT
 from callboard.storage.journal import (
     Journal,
@@ -210,7 +212,7 @@ def _segments(home: Home) -> ReadSegment:
 
 
 @contextmanager
-def unreadable() -> Iterator[None]:
+def unreadable() -> Generator[None]:
     """Turn errors of the operating system into the one that readers give (CAT-8)."""
     try:
         yield
@@ -269,6 +271,34 @@ def names_in(path: Path) -> list[str]:
             return os.listdir(path)
         except FileNotFoundError:
             return []
+
+
+def workspaces_in(home: Home) -> Iterator[str]:
+    """Name the workspaces' folders, in order."""
+    return (name for name in sorted(names_in(home.sessions)) if is_ref(name, "x"))
+
+
+def refs_in(home: Home, key: str | None = None) -> Iterator[SessionRef]:
+    """Name the sessions' folders, in order.
+
+    Args:
+        home: the home.
+        key: a workspace key, to name those of that workspace alone.
+
+    """
+    for folder in (key,) if key is not None else workspaces_in(home):
+        for name in sorted(names_in(home.sessions / folder)):
+            if is_ref(folder, name):
+                yield SessionRef(folder, name)
+
+
+def is_ref(key: str, session_id: str) -> bool:
+    """Tell whether two names can be those of a session."""
+    try:
+        parse_ref(f"{key}/{session_id}")
+    except InvalidRequest:
+        return False
+    return True
 
 
 def pieces_of(home: Home, view: View, path: Path, start: int = 0) -> Iterator[bytes | Hole]:

@@ -1,7 +1,7 @@
 """The journal's tail: what readers take from frames because the files may not hold it yet.
 
-Pure over the frames (FLT-12b, FLT-12c). Materialising is physical, so the tail is too: for each file
-the smallest offset that a frame since the last checkpoint names, and the bytes from there on.
+Pure over the frames (FLT-12b, FLT-12c). Materialising is physical, so the tail is too: for each
+file the smallest offset that a frame since the last checkpoint names, and the bytes from there on.
 """
 
 from __future__ import annotations

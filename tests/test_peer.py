@@ -253,6 +253,14 @@ def settle(dealer: zmq.Socket[bytes], own: int) -> None:
         assert is_answered(dealer, request(own, str(round_trip)))
 
 
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread or process does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def child(script: str, *args: object) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own."""
     return subprocess.run(
@@ -394,6 +402,38 @@ def test_what_was_sent_before_stop_arrives(bus: Path, start: Start) -> None:
     assert gateway.status == 3
 
 
+@pytest.mark.rule("FLT-33")
+def test_every_link_is_flushed_at_the_end(bus: Path, start: Start) -> None:
+    storage = start(routed(bus, "storage"))
+    names = ("gateway", "spare")
+
+    def set_up(io: Io) -> None:
+        for name in names:
+            routed(bus, name)(io)
+        path = bus / "storage.sock"
+        io.connect_dealer("storage", path, routing_id(5), token_of(5))
+
+    def say_and_stop(io: Io, event: Event) -> None:
+        if isinstance(event, Arrived) and event.header.kind == "stop":
+            for number in range(100):
+                io.send("storage", Header("status", str(number)), bytes(1_000))
+                for name in names:
+                    io.send(name, Header("ok", cid=str(number)), bytes(1_000), routing_id(1))
+            io.stop(0)
+
+    first = start(set_up, say_and_stop)
+    first.next(Connected)
+    path = bus / "spare.sock"
+    spare = start(lambda io: io.connect_dealer("spare", path, routing_id(1), token_of(1)))
+    session = start(dealt(bus, 1))
+    spare.io.send("spare", Header("status", "1"), b"")
+    first.next(Arrived)
+    session.io.send("gateway", Header("stop", "1"), b"")
+    for plant in (storage, spare, session):
+        got = [plant.next(Arrived).header for _ in range(100)]
+        assert [header.cid or header.id for header in got] == [str(n) for n in range(100)]
+
+
 # Who is let in
 
 
@@ -465,9 +505,7 @@ def test_a_second_peer_with_a_live_routing_id_gets_nothing(
         assert impostor.stdin is not None
         assert impostor.stdout is not None
         assert impostor.stdout.readline() == "sent\n"
-        deadline = time.monotonic() + PATIENCE_S
-        while not gateway.log and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: gateway.log)
         for number in range(20):
             answer = Header("permit", cid=str(number))
             gateway.io.send("gateway", answer, b"secret", routing_id(1))
@@ -895,6 +933,8 @@ def test_a_full_inlet_answers_requests_itself_and_lets_answers_and_urgent_ones_i
         msgpack.unpackb(refusals[0].body)
         == Overloaded(resource="pending_count", limit=10).to_wire()
     )
+    inlet = cast("Any", gateway.io).inlet
+    until(lambda: inlet._urgent and len(inlet._events) == 11)
     held.go.set()
     names = [gateway.next(Arrived).header for _ in range(13)]
     assert [header.kind for header in names[:2]] == ["hold", "cancel"]  # urgent ones first
@@ -931,9 +971,7 @@ def test_a_flood_of_answers_waits_outside_and_is_not_lost(bus: Path, start: Star
     session.io.after(0, "sent")
     session.next(Timer)
     inlet = cast("Any", gateway.io).inlet
-    deadline = time.monotonic() + PATIENCE_S
-    while not inlet.choked and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: inlet.choked)
     assert inlet._count == 20
     held.go.set()
     names = [gateway.next(Arrived).header.cid for _ in range(501)]
@@ -1258,13 +1296,12 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
     with begin(CHILD, 1) as parent:
         assert parent.stdout is not None
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-        deadline = time.monotonic() + PATIENCE_S
-        ended = False
-        while not ended and time.monotonic() < deadline:
+
+        def has_ended() -> bool:
             pids = children.read_text().split()
             states = [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2] for pid in pids]
-            ended = bool(states) and states[0].startswith("Z")
-            time.sleep(0.01)
-        assert ended
+            return bool(states) and states[0].startswith("Z")
+
+        until(has_ended)
         parent.send_signal(signal.SIGKILL)
         assert parent.stdout.read() == ""

@@ -5,6 +5,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import typer.main
+
+from callboard.cli import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,6 +53,13 @@ def test_the_readme_begins_with_three_sentences_and_a_picture() -> None:
     assert title == "# callboard"
     assert len(re.findall(r"\.(?:\s|$)", first)) == 3
     assert second.startswith("```\n")
+
+
+def test_the_tour_shows_every_command_and_no_other() -> None:
+    block = re.search(r"^```console\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    shown = re.findall(r"\bcallboard ([a-z]+)", block.group(1))
+    assert set(shown) == set(typer.main.get_group(app.build()).commands)
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\((?!https?:)([^)#]+)", README))

@@ -236,8 +236,8 @@ class Desk:
                 keep_input=body.keep_input,
                 principal=PRINCIPAL,
             )
-        permit = self.permits.reserve(session.ref)
-        return messages.Deliver.model_construct(item=request.item, permit=permit)
+        request.permit = self.permits.reserve(session.ref)
+        return messages.Deliver.model_construct(item=request.item, permit=request.permit)
 
     def _accept(self, request: Request) -> None:
         """Let storage put it into a passive session's inbox; room comes first (ACC-4, RES-1b)."""
@@ -538,6 +538,7 @@ class Desk:
             self.begin()
         elif (session := self.routes.get(name)) is not None:
             self.waking.activate(session)
+            self.sessions.pay(session)
             if not session.is_expected:
                 self.sessions.release_held(session)
 

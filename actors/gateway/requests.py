@@ -81,6 +81,8 @@ class Request:
     """It has a place in the activation queue."""
     item: Body | None = None
     """Of a send: the inbox item."""
+    permit: bool = False
+    """Of a send: a turn permit went along with it."""
     next_seq: int = 0
     """Of a watch: the first record that has not come."""
 

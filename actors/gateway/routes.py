@@ -43,6 +43,8 @@ class Session:
     """Requests that were handed to it and are not answered."""
     held: dict[str, Request] = field(default_factory=dict[str, Request])
     """Requests that wait until it is live (ADM-1b), in order."""
+    owed: dict[str, str] = field(default_factory=dict[str, str])
+    """Answers that did not reach it: kinds by the ids of its requests."""
 
     @property
     def takes_input(self) -> bool:

@@ -116,14 +116,39 @@ class Sessions:
 
     def unreachable(self, routing_id: str, header: Header, now: int) -> None:
         """Keep what could not be delivered: its session is going, or coming back."""
+        if header.cid:
+            self._owe(routing_id, header, now)
+            return
         request = self._ledger.get(header.id)
         if request is None or request.where != "session":
             return
         session = self._routes.get(request.session)
         if session is not None and session.routing_id == routing_id:
+            if request.permit:  # it did not arrive either
+                request.permit = False
+                self._granted(self._permits.give_back(session.ref))
             self._hold_again(session, request, now)
         else:
             self._redispatch(request)
+
+    def _owe(self, routing_id: str, header: Header, now: int) -> None:
+        """Remember an answer that a session must have to go on."""
+        for session in self._routes:
+            if session.state == "live" and session.routing_id == routing_id:
+                session.owed[header.cid] = header.kind
+                self._again.add(session.ref, now + AGAIN_MS)
+
+    def pay(self, session: Session) -> None:
+        """Say again what did not reach a session."""
+        owed, session.owed = session.owed, {}
+        for request, kind in owed.items():
+            if kind == messages.Registered.kind:
+                self._reply(session.routing_id, request, self._registered())
+            elif kind == messages.Permit.kind and self._permits.holds(session.ref):
+                self._reply(session.routing_id, request, messages.Permit(state="granted"))
+
+    def _registered(self) -> messages.Registered:
+        return messages.Registered(gateway_epoch=self.epoch)
 
     def _hold_again(self, session: Session, request: Request, now: int) -> None:
         """Keep a request that its session could not take until the session is gone, or can."""
@@ -178,7 +203,7 @@ class Sessions:
         self._routes.used(session)
         self._waking.unwant(session)
         self._granted(self._permits.register(session.ref, holds=body.permit))
-        self._reply(peer.routing_id, header.id, messages.Registered(gateway_epoch=self.epoch))
+        self._reply(peer.routing_id, header.id, self._registered())
         self._silent.discard(session.ref)
         self.thaw_if_known()
         self.release_held(session)
@@ -294,6 +319,7 @@ class Sessions:
             self._routes.bury(session.routing_id)
         session.state, session.routing_id, session.phase = "passive", "", "idle"
         session.retiring = session.evictable = False
+        session.owed.clear()
         self._silent.discard(session.ref)
         self._routes.settle(session)
         self._granted(self._permits.give_back(session.ref))

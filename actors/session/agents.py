@@ -12,7 +12,7 @@ import importlib
 import math
 from collections.abc import Awaitable, Mapping
 from functools import cache
-from typing import Final, Protocol, cast, runtime_checkable
+from typing import Final, Protocol, cast
 
 from callboard.agents import AgentFunction, Message, Turn, agent, registered
 from callboard.errors import InvalidRequest
@@ -60,7 +60,6 @@ async def echo(turn: Turn) -> None:
 # --- replay -----------------------------------------------------------------------------------
 
 
-@runtime_checkable
 class Stage(Protocol):
     """What `replay` needs of a turn beyond what every agent gets."""
 

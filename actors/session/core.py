@@ -244,6 +244,7 @@ class Session:
         self._owner = owner
         self._idle_ms = idle_ms
         self._lease: LeaseGranted | None = None
+        self._is_acquiring = False
         self._is_recovered = False
         self._gateway_up = False
         self._stops = False
@@ -256,17 +257,17 @@ class Session:
         self._unrecovered: Recovering | None = None
         self._failing_since: int | None = None
         self._beaten: tuple[bool, bool] | None = None
+        self._told_of: Mailbox | None = None
+        self._heartbeat_at = 0
         self._idle_since = 0
 
     # Its life: lease, recovery, gateway, stop.
 
     def storage_up(self) -> None:
         """Storage is there, for the first time: take the lease (5.1)."""
-        if self._lease is None and not self._stops:
-            self._acquire()
-
-    def _acquire(self) -> None:
-        self.port.ask(Acquire(session=self.session, owner=self._owner), Acquiring())
+        if self._lease is None and not self._stops and not self._is_acquiring:
+            self._is_acquiring = True
+            self.port.ask(Acquire(session=self.session, owner=self._owner), Acquiring())
 
     def gateway_up(self) -> None:
         """Register what is held: the gateway is there, for the first time or again (ADM-7)."""
@@ -293,7 +294,7 @@ class Session:
         """Start what waits: the gateway routes here (MBX-16)."""
         if not self.is_ready:
             self.is_ready = True
-            self.do(Wake(self.fresh_turn_id()))
+            self.do(Wake(self._fresh()))
         self._beaten = None
 
     def _granted(self, lease: LeaseGranted) -> None:
@@ -360,7 +361,7 @@ class Session:
         if not self._is_recovered:
             return  # nobody is told to send before that; the gateway dispatches it again
         size = put_size(self._ref, body.item)
-        fresh = self.fresh_turn_id()
+        fresh = self._fresh()
         self.do(Submit(request, body.item, size, fresh, permit=body.permit))
 
     def cancelled(self, request: str, body: CancelBody) -> None:
@@ -375,7 +376,7 @@ class Session:
     def permit_granted(self) -> None:
         """Take the permit that was asked for."""
         if self.box.permit in ("asked", "queued"):
-            self.do(PermitGranted(self.fresh_turn_id()))
+            self.do(PermitGranted(self._fresh()))
 
     def permit_queued(self) -> None:
         """Note that the permit comes later."""
@@ -419,7 +420,7 @@ class Session:
         self.do(
             AppendDone(
                 context.flight,
-                self.fresh_turn_id(),
+                self._fresh(),
                 answer.n[0] if answer.n else 0,
                 answer.sizes[0] if answer.sizes else 0,
                 answer.known,
@@ -454,9 +455,10 @@ class Session:
             raise SessionBroken(error.code)
         if context.is_terminal and error.code not in _PASSING:
             raise SessionBroken(error.code)
-        self.do(AppendRefused(context.flight, error, self.fresh_turn_id()))
+        self.do(AppendRefused(context.flight, error, self._fresh()))
 
     def _not_granted(self, error: CallboardError) -> None:
+        self._is_acquiring = False
         if error.code in _PASSING:
             self.port.after(STORAGE_FULL_PROBE_MS, "acquire")
             return
@@ -479,7 +481,7 @@ class Session:
         elif name == "heartbeat":
             self._beaten = None
         elif name == "wake":
-            self.do(Wake(self.fresh_turn_id()))
+            self.do(Wake(self._fresh()))
         elif name == "again":
             self._send_again()
         elif name == "grace":
@@ -528,6 +530,9 @@ class Session:
             return
         if self._stops:
             self._leave()
+        if self.box is self._told_of and self._beaten is not None:
+            return
+        self._told_of = self.box
         evictable, phase = self.box.is_evictable, self._phase()
         if not evictable:
             self._idle_since = self.port.ticks()
@@ -536,7 +541,14 @@ class Session:
             self._beaten = news
             pending = len(self.box.pending)
             self.port.tell(Beat(phase=phase, evictable=evictable, pending=pending))
-            self.port.after(IDLE_HEARTBEAT_MS if evictable else ACTOR_HEARTBEAT_MS, "heartbeat")
+            self._set_heartbeat(IDLE_HEARTBEAT_MS if evictable else ACTOR_HEARTBEAT_MS)
+
+    def _set_heartbeat(self, ms: int) -> None:
+        """Set the timer of the next beat, unless it comes early enough as it is."""
+        now = self.port.ticks()
+        if not now < self._heartbeat_at <= now + ms:
+            self._heartbeat_at = now + ms
+            self.port.after(ms, "heartbeat")
 
     def _phase(self) -> Phase:
         return "draining" if self._stops else _PHASES[self.box.mode]
@@ -601,7 +613,7 @@ class Session:
         try:
             self.port.ask(body, context)
         except CallboardError as error:
-            self.do(AppendRefused(context.flight, error, self.fresh_turn_id()))
+            self.do(AppendRefused(context.flight, error, self._fresh()))
 
     def _send_again(self) -> None:
         again, self._again = self._again, None
@@ -610,8 +622,8 @@ class Session:
 
     def _body(self, key: str, records: list[NewRecord], frame: Frame = _NO_FRAME) -> AppendBody:
         assert self._lease is not None
-        puts = [PutOp.model_construct(op="put", item=frame.put)] if frame.put else []
-        return AppendBody.model_construct(
+        puts = [PutOp(op="put", item=frame.put)] if frame.put else []
+        return AppendBody(
             session=self.session,
             epoch=self._lease.epoch,
             key=key,
@@ -628,7 +640,7 @@ class Session:
             effect.turn.turn_id,
             self.fold.turns,
             lease.workspace,
-            lease.settings,
+            MappingProxyType(lease.settings),
             lease.agent,
         )
         self.turn = OpenTurn(self, effect.turn, view)
@@ -681,7 +693,18 @@ class Session:
         """Milliseconds of a clock that only goes forward."""
         return self.port.ticks()
 
-    def fresh_turn_id(self) -> str:
+    def chained_turn_id(self) -> str:
+        """Make an id for the turn that may chain to the open one."""
+        box = self.box
+        if box.turn is not None and len(box.pending) == len(box.turn.claimed):
+            return ""  # there is nothing left for another turn
+        return self._make_turn_id()
+
+    def _fresh(self) -> str:
+        """Make a turn id for a step that may start a turn by itself."""
+        return "" if self.box.phase != "idle" else self._make_turn_id()
+
+    def _make_turn_id(self) -> str:
         """Make a turn id above every one of this session."""
         return f"turn_{next_ulid(self.box.last_turn_id.removeprefix('turn_'))}"
 

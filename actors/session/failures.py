@@ -157,8 +157,8 @@ def _of_ours(error: CallboardError) -> Failure:
     for code, kind in KINDS.items():
         if error.code in kind.typed:
             resource = error.carried.get("resource")
-            named = next((one for one in _RESOURCES if one == resource), None)
-            return failure(code, error=error.code, resource=named)
+            named: list[Resource] = [one for one in _RESOURCES if one == resource]
+            return failure(code, error=error.code, resource=named[0] if named else None)
     return failure("runtime", error=error.code)
 
 

@@ -228,7 +228,8 @@ def step(state: Mailbox, command: Command) -> Step:
     if after.postponed and isinstance(command, AppendDone | AppendRefused):
         after, more = _judge_postponed(after)
         effects += more
-    if fresh := getattr(command, "fresh", ""):
+    fresh = getattr(command, "fresh", None)
+    if fresh is not None:
         after, more = _settle(after, fresh)
         effects += more
     if after.mode not in transition.to:

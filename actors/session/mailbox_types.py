@@ -2,7 +2,8 @@
 
 Frozen values only. A `Token` is whatever the shell uses to know a request again; the machine
 compares tokens and looks into none. Everything random or timed comes in with a command: `fresh` is
-a turn id that was never used, for a turn that this step may start.
+a turn id that was never used, for a turn that this step may start; it may be empty while a turn is
+open, for then none starts by itself.
 """
 
 from __future__ import annotations

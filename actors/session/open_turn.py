@@ -83,8 +83,8 @@ class Desk(Protocol):
         """Milliseconds of a clock that only goes forward."""
         ...
 
-    def fresh_turn_id(self) -> str:
-        """Make a turn id."""
+    def chained_turn_id(self) -> str:
+        """Make an id for the turn that may chain to this one."""
         ...
 
     def reply(self, token: Token, answer: Answer) -> None:
@@ -415,7 +415,7 @@ class OpenTurn:
         return Finish(
             FINISH_TOKEN,
             self.turn_id,
-            self._desk.fresh_turn_id(),
+            self._desk.chained_turn_id(),
             Figures(
                 cause=cause,
                 outcome=outcomes.get(cause, stopped),

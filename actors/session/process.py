@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, NoReturn
 
 import pykka
@@ -58,6 +59,10 @@ def _log_path(home: Home, ref: SessionRef) -> Path:
     return home.logs / f"session-{ref.session_id[:_LOG_NAME_CHARS]}-{mark}.log"
 
 
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Let SIGTERM be heard on the wakeup descriptor and do nothing else."""
+
+
 def _end_with_the_supervisor(io: Io, liveness_fd: int) -> None:
     """End at once when the supervisor is gone (FLT-29a)."""
 
@@ -77,6 +82,6 @@ def _stop_on_sigterm(io: Io) -> None:
         io.post(TERMINATE)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGTERM, _do_nothing)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     io.add_fd(reader, heard)

@@ -113,25 +113,15 @@ class Scribe:
             metadata=item.metadata or None,
         )
         self.parent = message_id
-        drafts = [Draft(turn_id, message)]
-        for one in item.content:
-            drafts += self._texts(turn_id, message_id, one.text, at)
-        return drafts
-
-    def _texts(self, turn_id: str, message_id: str, text: str, at: int) -> Iterator[Draft]:
-        """Draft a text as one part, or as several that each fit in a record."""
-        for start in range(0, len(text) or 1, PART_CHARS_MAX):
-            payload: dict[str, object] = {"text": text[start : start + PART_CHARS_MAX]}
-            yield Draft(turn_id, self._part(message_id, "text", payload, at))
+        parts = _texts(message_id, [one.text for one in item.content], at)
+        return [Draft(turn_id, message), *(Draft(turn_id, part) for part in parts)]
 
     def said(self, turn_id: str, text: str) -> list[Draft]:
         """Draft an assistant message."""
         at = self.now()
         message = self._assistant(at)
-        return [
-            Draft(turn_id, message),
-            *self._texts(turn_id, message.message_id, text, at),
-        ]
+        parts = _texts(message.message_id, [text], at)
+        return [Draft(turn_id, message), *(Draft(turn_id, part) for part in parts)]
 
     def called(
         self, turn_id: str, call_id: str, name: str, arguments: object, effect: Effect
@@ -140,7 +130,7 @@ class Scribe:
         at = self.now()
         message = self._assistant(at)
         payload = {"call_id": call_id, "name": name, "input": arguments, "effect": effect}
-        part = self._part(message.message_id, "tool_call", payload, at)
+        part = _part(message.message_id, 0, "tool_call", payload, at)
         return [Draft(turn_id, message), Draft(turn_id, part)]
 
     def returned(
@@ -162,7 +152,14 @@ class Scribe:
         }
         if metadata:
             payload["metadata"] = dict(metadata)
-        return Draft(turn_id, self._part(message_id, "tool_result", payload, self.now()))
+        data = PartCreated(
+            part_id=f"part_{self._new_id()}",
+            message_id=message_id,
+            part_type="tool_result",
+            payload=payload,
+            created_at=self.now(),
+        )
+        return Draft(turn_id, data)
 
     def _assistant(self, at: int) -> MessageCreated:
         message_id = self._message_id()
@@ -177,21 +174,6 @@ class Scribe:
 
     def _message_id(self) -> str:
         return f"msg_{self._new_id()}"
-
-    def _part(
-        self,
-        message_id: str,
-        kind: Literal["text", "tool_call", "tool_result"],
-        payload: dict[str, object],
-        at: int,
-    ) -> PartCreated:
-        return PartCreated(
-            part_id=f"part_{self._new_id()}",
-            message_id=message_id,
-            part_type=kind,
-            payload=payload,
-            created_at=at,
-        )
 
     # Turns.
 
@@ -275,6 +257,35 @@ class Scribe:
             failure=figures.failure,
             aborted_at=self.now(),
         )
+
+
+def _texts(message_id: str, texts: Sequence[str], at: int) -> Iterator[PartCreated]:
+    """Make the parts of a message; a long text becomes several that each fit in a record."""
+    pieces = (
+        text[start : start + PART_CHARS_MAX]
+        for text in texts
+        for start in range(0, len(text) or 1, PART_CHARS_MAX)
+    )
+    for number, piece in enumerate(pieces):
+        yield _part(message_id, number, "text", {"text": piece}, at)
+
+
+def _part(
+    message_id: str,
+    number: int,
+    kind: Literal["text", "tool_call"],
+    payload: dict[str, object],
+    at: int,
+) -> PartCreated:
+    """Make a part that is written with its message, named after it."""
+    name = message_id.removeprefix("msg_")
+    return PartCreated(
+        part_id=f"part_{name}-{number}" if number else f"part_{name}",
+        message_id=message_id,
+        part_type=kind,
+        payload=payload,
+        created_at=at,
+    )
 
 
 def acknowledging(gone: Gone, turn_id: str | None) -> InboxAcknowledged:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncGenerator, Hashable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
@@ -42,7 +42,7 @@ class Serialiser(Generic[Key]):
         return sum(line.count for line in self._lines.values())
 
     @asynccontextmanager
-    async def turn(self, key: Key) -> AsyncIterator[None]:
+    async def turn(self, key: Key) -> AsyncGenerator[None]:
         """Wait for this key's turn, hold it for the length of the block, and give it on."""
         line = self._lines.setdefault(key, _Line())
         line.count += 1

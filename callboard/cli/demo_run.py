@@ -131,7 +131,7 @@ def fresh_home(named: str | None) -> Path:
         raise InvalidRequest("--home is no path.", field="home", reason="empty")
     else:
         home = Path(os.path.realpath(named))
-    if oracle_of(home).exists() or (home.exists() and any(home.iterdir())):
+    if oracle_of(home).exists() or not _is_fresh(home):
         raise InvalidRequest(
             f"There is something in {home} already; the demo wants a fresh home, or judges an "
             "old one with --verify-home.",
@@ -140,6 +140,15 @@ def fresh_home(named: str | None) -> Path:
         )
     make_directories(home.parent, durable=False)
     return home
+
+
+def _is_fresh(home: Path) -> bool:
+    try:
+        return not any(home.iterdir())
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # a file, or someone else's
 
 
 def _clean_mark(home: Path) -> Path:

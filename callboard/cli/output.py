@@ -48,6 +48,13 @@ class CommandFailed(Exception):
         self.code, self.message, self.said = code, message, said
 
 
+def leave_logs_aside() -> None:
+    """Keep what readers log (an index that is not used, say) from a person's screen."""
+    import logging
+
+    logging.getLogger("callboard").addHandler(logging.NullHandler())
+
+
 def is_terminal() -> bool:
     """Tell whether a person looks at the standard output."""
     try:

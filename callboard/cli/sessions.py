@@ -19,6 +19,7 @@ from callboard.cli.output import (
     CommandFailed,
     Invocation,
     UsageProblem,
+    leave_logs_aside,
     say,
     say_json,
     say_lines,
@@ -31,7 +32,8 @@ from callboard.limits import CATALOG_PAGE_ROWS_DEFAULT, CLIENT_MESSAGE_BYTES_MAX
 
 if TYPE_CHECKING:
     from callboard.client import Outcome, Receipt
-    from callboard.storage.catalog import CatalogPage, SessionMetadata
+    from callboard.storage.catalog import CatalogPage
+    from callboard.storage.metadata import SessionMetadata
 
 _SECONDS_MIN: Final = 0.001
 _RECEIPT_SECONDS: Final = 30.0
@@ -276,6 +278,7 @@ def ls(
         )
     from callboard.reads import read_catalog
 
+    leave_logs_aside()
     place = None if everywhere else workspace or "."
     page = read_catalog(configured(invocation).home, place, limit=limit, cursor=cursor)
     if invocation.json:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from callboard.cli.output import say, say_json, say_lines
+from callboard.cli.output import leave_logs_aside, say, say_json, say_lines
 from callboard.cli.text import block, escape, instant, shorten
 from callboard.records import (
     InboxAcknowledged,
@@ -24,8 +24,8 @@ from callboard.records import (
 )
 
 if TYPE_CHECKING:
-    from callboard.storage.catalog import SessionMetadata
     from callboard.storage.gather import Message
+    from callboard.storage.metadata import SessionMetadata
 
 _LINE_CHARS: Final = 160
 _GUTTER: Final = "  │ "
@@ -57,6 +57,7 @@ def show_session(home: Path, name: str, *, json_too: bool) -> None:
     from callboard.storage.readers import open_home
     from callboard.storage.views import history
 
+    leave_logs_aside()
     reader = open_home(home)
     ref = reader.find(name)
     found = find_session(reader, ref)

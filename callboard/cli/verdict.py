@@ -100,8 +100,10 @@ def judge(entries: Iterable[Entry], sessions: Mapping[str, Evidence]) -> Verdict
     promised: dict[str, list[Input]] = {}
     for entry in entries:
         promised.setdefault(entry.session, []).append(Input(entry.message_id, entry.digest))
-    verdict = Verdict(sessions=len(promised))
-    for session, inputs in promised.items():
+    names = dict.fromkeys((*promised, *sessions))
+    verdict = Verdict(sessions=len(names))
+    for session in names:
+        inputs = promised.get(session, [])
         evidence = sessions.get(session, Evidence(damage="the session is not there"))
         _judge_session(verdict, session, inputs, evidence)
     return verdict

@@ -1,5 +1,6 @@
-"""A door with a gateway behind it that does as a test says. It keeps what it accepted, as storage would."""
+"""A door with a gateway behind it that does as a test says; what it accepted, it keeps."""
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -174,10 +175,8 @@ class FakeGateway:
             frame = door_frame(Header("error", cid=cid), error_body(what))
         else:
             frame = door_frame(Header(what.kind, cid=cid), encode_body(what))
-        try:
+        with contextlib.suppress(OSError):
             connection.sendall(frame)
-        except OSError:
-            pass
 
     def say_all(self, cid: str, what: messages.Body | CallboardError) -> None:
         for connection in list(self.connections):
@@ -185,7 +184,5 @@ class FakeGateway:
 
 
 def with_shutdown(connection: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

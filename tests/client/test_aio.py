@@ -38,7 +38,8 @@ def names(of: type) -> set[str]:
 
 @pytest.mark.parametrize("name", ["Client", "Session", "Plane"])
 def test_both_clients_have_the_same_names_and_take_the_same(name: str) -> None:
-    sync, asynchronous = getattr(client, name), getattr(aio, name)
+    sync: type = getattr(client, name)
+    asynchronous: type = getattr(aio, name)
     assert names(sync) == names(asynchronous)
     for member in names(sync):
         if callable(vars(sync)[member]):

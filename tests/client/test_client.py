@@ -235,7 +235,9 @@ def test_create_names_the_folder_and_the_session(gateway: FakeGateway, tmp_path:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     with connect(gateway.home) as client:
-        session = client.create_session("echo", tmp_path / "link", title="t\udc00", settings={"a": "b"})
+        session = client.create_session(
+            "echo", tmp_path / "link", title="t\udc00", settings={"a": "b"}
+        )
     assert str(session) == REF
     ((_, body),) = gateway.asked
     assert body["workspace"] == str(tmp_path / "real")
@@ -640,4 +642,4 @@ def test_all_public_names_are_there() -> None:
         assert getattr(callboard, name) is not None
     assert set(callboard.__all__) <= set(dir(callboard))
     with pytest.raises(AttributeError):
-        callboard.nothing_of_this_name  # type: ignore[attr-defined]  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        getattr(callboard, "nothing_of_this_name")  # noqa: B009

@@ -1,4 +1,4 @@
-"""The client's side of the door, without a socket: each request is answered once, whatever breaks."""
+"""The client's side of the door, without a socket: one answer to each request, always."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -193,10 +193,14 @@ def test_a_client_does_not_owe_itself_without_end() -> None:
 
 def test_bytes_that_wait_are_bounded_too() -> None:
     door = Door()
-    large = "x" * (CLIENT_MESSAGE_BYTES_MAX - 1_000)
-    with pytest.raises(Overloaded) as refused:
+    large = send_body(REF, "x" * (CLIENT_MESSAGE_BYTES_MAX - 1_000), "m", "steer", None)
+
+    def ask_until_refused() -> None:
         for number in range(QUEUE_REQUESTS_MAX):
-            door.ask(f"r{number}", "send", send_body(REF, large, "m", "steer", None), 0, None)
+            door.ask(f"r{number}", "send", large, 0, None)
+
+    with pytest.raises(Overloaded) as refused:
+        ask_until_refused()
     assert refused.value.carried["resource"] == "pending_bytes"
 
 

@@ -1,8 +1,8 @@
 """A disk in memory that remembers what was synced and what was not: the strict model of a crash.
 
-After docs/spec/reliability.md SIM-4 and tests/faults/README.md (alice_lite): each write since a
-file's last sync is kept, lost or torn at 512 bytes by itself; of the names of a folder, those before
-its last sync survive, and a prefix of the later ones.
+After docs/spec/reliability.md, SIM-4: each write since a file's last sync is kept, lost or torn at
+512 bytes by itself; of the names of a folder, those before its last sync survive, and a prefix of
+the later ones.
 """
 
 from __future__ import annotations
@@ -87,10 +87,14 @@ class Draw(Crash):
                 if cuts:
                     cut = self.rng.choice(cuts) - offset
                     keep_head = self.rng.random() < 0.5
-                    yield (kind, offset, data[:cut]) if keep_head else (
-                        kind,
-                        offset + cut,
-                        data[cut:],
+                    yield (
+                        (kind, offset, data[:cut])
+                        if keep_head
+                        else (
+                            kind,
+                            offset + cut,
+                            data[cut:],
+                        )
                     )
 
     def names(self, count: int) -> int:
@@ -272,8 +276,8 @@ class MemoryDisk:
                 continue
             if id(inode) not in inodes:
                 data = bytearray(inode.durable)
-                for op in how.writes(list(inode.pending)):
-                    apply(data, op)
+                for write in how.writes(list(inode.pending)):
+                    apply(data, write)
                 inodes[id(inode)] = Inode(data, bytearray(data), [], inode.unsafe)
             after.names[path] = inodes[id(inode)]
         after.durable_names = dict(after.names)

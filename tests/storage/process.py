@@ -30,11 +30,11 @@ B = TypeVar("B", bound=m.Body)
 class StorageProcess:
     """One storage process after the other on a home; the caller plays supervisor."""
 
-    def __init__(self, folder: Path, **settings: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.home = home.prepare_home(folder / "home")
         self.runtime = home.Runtime(folder / "run")
         home.prepare_runtime(self.runtime)
-        self.settings = Settings(home=self.home.root, **settings)
+        self.settings = Settings(home=self.home.root)
         self.plane_id = fresh_id()
         self._ear, self._mouth = os.pipe()
         self.process: subprocess.Popen[bytes] | None = None
@@ -72,6 +72,10 @@ class StorageProcess:
         assert self.process is not None
         return self.process.pid
 
+    def hang_up(self) -> None:
+        """Let go of the channel that a refused start is told over."""
+        self._channel.close()
+
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
         self.wait()
@@ -108,28 +112,28 @@ class Client:
     def __init__(self, runtime: home.Runtime, role: str, scope: str = "") -> None:
         self.nonce = fresh_id()
         self.token = mint_token(SECRET, role, scope, self.nonce)
-        self._context = zmq.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.ROUTING_ID, self.nonce.encode())
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 10)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 50)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.connect(f"ipc://{runtime.storage}")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.ROUTING_ID, self.nonce.encode())
+        self.socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 50)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.connect(f"ipc://{runtime.storage}")
         self._count = 0
 
     def send(self, body: m.Body, request: str = "") -> str:
         self._count += 1
         name = request or f"r{self._count}"
         header = encode_header(Header(body.kind, name, token=self.token))
-        self._socket.send_multipart([header, encode_body(body)])
+        self.socket.send_multipart([header, encode_body(body)])
         return name
 
     def receive(self, timeout_ms: int = 20_000) -> tuple[str, m.Body]:
-        if not self._socket.poll(timeout_ms):
+        if not self.socket.poll(timeout_ms):
             raise TimeoutError
-        header, body = self._socket.recv_multipart()
+        header, body = self.socket.recv_multipart()
         head = decode_header(header)
         return head.cid, decode_body(head.kind, body)
 

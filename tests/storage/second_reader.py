@@ -57,11 +57,10 @@ def _lines(text: str, data: bytes, what: str) -> list[tuple[bytes, str]]:
 
 
 def _read_transcript(text: str, data: bytes, seen: Seen) -> None:
-    seq = commit = epoch = 0
+    commit = epoch = 0
     ts = ""
-    for line, _ in _lines(text, data, "transcript"):
+    for seq, (line, _) in enumerate(_lines(text, data, "transcript"), 1):
         record = json.loads(line)
-        seq += 1
         assert record["seq"] == seq
         assert record["commit"] >= commit
         assert record["epoch"] >= epoch

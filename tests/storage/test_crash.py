@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -50,7 +50,9 @@ class Play:
     def __init__(self, seed: int, sessions: int = 3) -> None:
         self.rng = random.Random(seed)
         self.world = World(
-            segment_bytes=self.rng.choice([2_000, 20_000, 1 << 20]), seed=seed, checkpoint_bytes=9_000
+            segment_bytes=self.rng.choice([2_000, 20_000, 1 << 20]),
+            seed=seed,
+            checkpoint_bytes=9_000,
         )
         self.oracle: dict[str, list[str]] = {}
         self.turns = self.ids = 0
@@ -98,7 +100,8 @@ class Play:
     def _idle(self, owner: Owner) -> None:
         if self.rng.random() < 0.15:
             lease = self.world.engine.sessions.get(owner.text)
-            assert lease is not None and lease.lease is not None
+            assert lease is not None
+            assert lease.lease is not None
             nonce = lease.lease.nonce
             self.world.call(m.Release(session=owner.text, epoch=owner.epoch, nonce=nonce))
             owner.epoch = 0
@@ -138,9 +141,7 @@ class Play:
             )
             owner.turn = ""
         else:
-            gone = acknowledged(
-                owner.applied, self.world, reason="aborted", turn_id=owner.turn
-            )
+            gone = acknowledged(owner.applied, self.world, reason="aborted", turn_id=owner.turn)
             end = terminal(owner.turn, owner.claimed, self.world, cause="failed")
             records = [gone, end] if owner.applied else [end]
             self.world.append(owner.text, owner.epoch, records, [], owner.applied)
@@ -251,10 +252,8 @@ def interrupt(play: Play, disk: MemoryDisk, calls: int) -> MemoryDisk:
 
     disk.fault = fault
     play.world.disk = disk
-    try:
+    with suppress(PowerCut):
         play.world.open()
-    except PowerCut:
-        pass
     disk.fault = None
     return disk.crash(play.rng.choice([KeepAll(), LoseAll(), Draw(play.rng)]))
 
@@ -262,10 +261,10 @@ def interrupt(play: Play, disk: MemoryDisk, calls: int) -> MemoryDisk:
 @pytest.mark.rule("FLT-15", "F11", "F33")
 def test_a_fresh_home_is_complete_or_absent_after_every_cut() -> None:
     """The first receipt of a home implies all its names, whatever call the power goes at."""
+    left = 0
     for calls in range(200):
         for how in (LoseAll(), Draw(random.Random(calls))):
             disk = MemoryDisk()
-            text = ""
             promised = False
             left = calls
 
@@ -276,15 +275,12 @@ def test_a_fresh_home_is_complete_or_absent_after_every_cut() -> None:
                     raise PowerCut
 
             disk.fault = fault
-            try:
+            with suppress(PowerCut):
                 world = World(disk)
-                text = world.create()
-                world.accept(text, "m1")
+                world.accept(world.create(), "m1")
                 promised = True
                 world.engine.checkpoints.now()
                 world.engine.stop()
-            except PowerCut:
-                pass
             disk.fault = None
             after = World(disk.crash(how))
             state = after.engine.sessions.get(ref())
@@ -359,6 +355,16 @@ def test_a_dropped_frame_never_gives_its_number_to_another() -> None:
         world.acquire(ref("nobody"))
 
 
+def lives(seeds: Iterable[int]) -> None:
+    """Cut and judge, again and again."""
+    for seed in seeds:
+        play = Play(seed)
+        for _ in range(4):
+            play.run_until_cut(play.rng.choice([5, 40, 150, 500]))
+            play.restart(cut(play.world.disk, play.rng))
+            play.judge()
+
+
 def _no_sync(self: JournalWriter) -> None:
     self.durable, self._durable_crc = self.size, self._crc  # pyright: ignore[reportPrivateUsage]
 
@@ -383,9 +389,4 @@ def test_these_tests_see_what_is_forgotten(
 ) -> None:
     monkeypatch.setattr(name, wrong)
     with pytest.raises((AssertionError, KeyError, JournalDamaged)):
-        for seed in range(20):
-            play = Play(seed)
-            for _ in range(4):
-                play.run_until_cut(play.rng.choice([5, 40, 150, 500]))
-                play.restart(cut(play.world.disk, play.rng))
-                play.judge()
+        lives(range(20))

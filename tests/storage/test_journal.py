@@ -64,9 +64,7 @@ class Segment:
 
 
 def look(*segments: Segment | tuple[int, bytes]) -> Journal:
-    found = dict(
-        (one.number, one.data) if isinstance(one, Segment) else one for one in segments
-    )
+    found = dict((one.number, one.data) if isinstance(one, Segment) else one for one in segments)
     return survey(found, found.__getitem__, HOME)
 
 
@@ -167,7 +165,7 @@ def test_another_predecessor_than_the_header_says_is_damage() -> None:
 
 @pytest.mark.rule("FLT-7", "F7")
 def test_damage_names_segment_and_offset() -> None:
-    one = Segment(1)
+    one, offset = Segment(1), 0
     for commit in range(1, 41):
         if commit == 10:
             offset = len(one.data)

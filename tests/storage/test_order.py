@@ -31,7 +31,9 @@ def test_replies_leave_after_the_sync_and_before_the_files() -> None:
     replies = [n for n, (call, _) in enumerate(log) if call == "reply"]
     assert len(replies) == 5
     assert [call for call, path in log if path == SEGMENT] == ["write", "datasync"]
-    assert at(log, "write", SEGMENT) < at(log, "datasync") < at(log, "write", "durable") < replies[0]
+    assert (
+        at(log, "write", SEGMENT) < at(log, "datasync") < at(log, "write", "durable") < replies[0]
+    )
     files = [n for n, (_, path) in enumerate(log) if path.endswith(".jsonl")]
     assert min(files) > max(replies)
     assert log[-1] == ("write", "/run/durable")
@@ -112,7 +114,7 @@ def test_the_closing_mark_comes_once_and_needs_no_sync() -> None:
     world.create()
     assert world.engine.idle_ms() == 0
     world.clock.pass_ms(200)
-    assert world.engine.idle_ms() == pytest.approx(200)
+    assert round(world.engine.idle_ms() or 0) == 200
     start = len(world.disk.log)
     world.engine.mark()
     world.engine.mark()

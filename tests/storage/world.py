@@ -94,7 +94,10 @@ class World:
             self.disk.log.append(("reply", str(reply.token)))
         self.replies.extend(replies)
 
-    def open(self) -> Engine:
+    def open(self, *, with_owners: bool = True) -> Engine:
+        """Start the next engine; with the one before it, all owners have ended."""
+        if with_owners:
+            self.owners.verdicts.clear()
         forget(self.disk, "/run/durable")
         recovered = recover(self.disk, "/home", self.fresh, 64)
         self.engine = Engine(
@@ -112,10 +115,8 @@ class World:
 
     def crash(self, how: Crash | None = None, *, with_owners: bool = True) -> World:
         """End the engine without a word, and with it all owners; start the next one."""
-        if with_owners:
-            self.owners.verdicts.clear()
         self.disk = self.disk.crash(how or KeepAll())
-        self.open()
+        self.open(with_owners=with_owners)
         return self
 
     # --- requests -----------------------------------------------------------------------------
@@ -228,7 +229,7 @@ class World:
 
 
 def item(message_id: str, words: str = "hi", **more: object) -> m.InboxItem:
-    content = [{"type": "text", "text": words}]
+    content: list[dict[str, object]] = [{"type": "text", "text": words}]
     fields: dict[str, object] = {
         "message_id": message_id,
         "origin": "user",

@@ -123,16 +123,15 @@ class StubPlane:
         return self.note(role="gateway", cid=name)
 
     def activate(self, name: str, evict: list[str] | None = None) -> Note:
-        return self.answer(
-            "activate", session=ref(name), evict=[ref(one) for one in evict or []]
-        )
+        return self.answer("activate", session=ref(name), evict=[ref(one) for one in evict or []])
 
     def tree(self) -> Note:
         body: Note = self.answer("supervisor_status")["body"]
         return body
 
     def pid(self, role: str) -> int:
-        return next(p["pid"] for p in self.tree()["processes"] if p["role"] == role)
+        found: int = next(p["pid"] for p in self.tree()["processes"] if p["role"] == role)
+        return found
 
     def pids(self) -> list[int]:
         return [p["pid"] for p in self.tree()["processes"] if p["pid"]]

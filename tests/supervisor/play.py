@@ -74,7 +74,9 @@ class World:
                 pass
 
     def after(self, ms: int, event: tree.Event) -> None:
-        heapq.heappush(self.timers, (self.now + ms, len(self.told) * 1000 + len(self.timers), event))
+        heapq.heappush(
+            self.timers, (self.now + ms, len(self.told) * 1000 + len(self.timers), event)
+        )
 
     def deliver(self, event: tree.Event) -> None:
         if isinstance(event, tree.Exited):
@@ -102,6 +104,10 @@ class World:
             for child in sessions(self.plane):
                 if child.name in self.living:
                     self.deliver(tree.Exited(child.name, self.living[child.name], None))
+
+    @property
+    def last(self) -> object:
+        return self.told[-1]
 
     def of(self, kind: type) -> list[tree.Instruction]:
         return [one for one in self.told if isinstance(one, kind)]

@@ -33,7 +33,7 @@ def up(slots: int = 4) -> World:
 
 
 def downs(world: World) -> list[tuple[str, str, bool, bool]]:
-    found = []
+    found: list[tuple[str, str, bool, bool]] = []
     for one in world.told:
         if isinstance(one, tree.Down):
             found.append((one.session, one.cause, one.quarantined, one.restarting))
@@ -180,17 +180,15 @@ def test_a_session_is_not_started_between_its_quarantine_and_its_durability() ->
         world.run(RESTART_BACKOFF_MS_MAX)
     world.die(A, 1)
     world.tell(tree.Wanted(A))
-    assert world.told[-1] == tree.Refused(A, "session_quarantined")
+    assert world.last == tree.Refused(A, "session_quarantined")
     world.run()
     world.tell(tree.Wanted(A))  # it was released: only then does the gateway ask again
     world.run()
-    assert world.told[-1] == tree.Granted(A, world.living[A])
+    assert world.last == tree.Granted(A, world.living[A])
     assert A not in world.plane.quarantined
 
 
-@pytest.mark.parametrize(
-    ("status", "cause"), [(0, "stopped"), (75, "refused"), (78, "refused")]
-)
+@pytest.mark.parametrize(("status", "cause"), [(0, "stopped"), (75, "refused"), (78, "refused")])
 def test_a_session_that_stops_or_refuses_is_not_started_again(status: int, cause: str) -> None:
     world = up()
     world.tell(tree.Wanted(A))
@@ -247,7 +245,7 @@ def test_at_the_limit_an_idle_session_makes_room_and_the_request_waits() -> None
     world.run()
     assert downs(world) == [(A, "stopped", False, False)]
     assert set(world.living) >= {B, C}
-    assert world.told[-1] == tree.Granted(C, world.living[C])
+    assert world.last == tree.Granted(C, world.living[C])
 
 
 @pytest.mark.rule("RES-1", "R99")
@@ -256,7 +254,7 @@ def test_none_evictable_is_overloaded_and_nothing_is_started() -> None:
     world.tell(tree.Wanted(A))
     world.run()
     world.tell(tree.Wanted(B))
-    assert world.told[-1] == tree.Refused(B, "resident_sessions")
+    assert world.last == tree.Refused(B, "resident_sessions")
     assert world.starts(B) == 0
 
 
@@ -282,7 +280,7 @@ def test_one_vacated_slot_is_promised_once() -> None:
     world.run()
     world.tell(tree.Wanted(B, (A,)))
     world.tell(tree.Wanted(C, (A,)))
-    assert world.told[-1] == tree.Refused(C, "resident_sessions")
+    assert world.last == tree.Refused(C, "resident_sessions")
     world.run()
     assert B in world.living
     assert C not in world.living
@@ -314,7 +312,7 @@ def test_no_room_for_a_process_is_told_and_costs_no_slot() -> None:
     world.tell(tree.Wanted(A))
     run = world.living.pop(A)
     world.tell(tree.NotStarted(A, run))
-    assert world.told[-1] == tree.Refused(A, "processes")
+    assert world.last == tree.Refused(A, "processes")
     assert sessions(world.plane) == []
 
 
@@ -349,7 +347,7 @@ def test_the_plane_stops_in_reverse_order() -> None:
     closing = next(n for n, one in enumerate(world.told) if isinstance(one, tree.TellClosing))
     first = next(n for n, one in enumerate(world.told) if isinstance(one, tree.Signal))
     assert closing < first
-    assert world.told[-1] == tree.End(0)
+    assert world.last == tree.End(0)
 
 
 @pytest.mark.rule("SHD-1")
@@ -365,7 +363,7 @@ def test_what_does_not_stop_is_killed_at_its_time() -> None:
     world.run(2)
     assert A not in world.living
     world.run(SHUTDOWN_HARD_MS)
-    assert world.told[-1] == tree.End(0)
+    assert world.last == tree.End(0)
     assert world.now - started <= SHUTDOWN_CLEANUP_MS + 1 + SHUTDOWN_HARD_MS
     assert not world.living
 
@@ -383,7 +381,7 @@ def test_a_second_signal_does_not_wait() -> None:
     world.tell(tree.Stop())
     world.run()
     assert world.living == {}
-    assert world.told[-1] == tree.End(0)
+    assert world.last == tree.End(0)
 
 
 def test_a_stopping_plane_refuses_and_starts_nothing_but_the_storage_it_still_needs() -> None:
@@ -394,12 +392,12 @@ def test_a_stopping_plane_refuses_and_starts_nothing_but_the_storage_it_still_ne
     world.tell(tree.Stop())
     world.run()
     world.tell(tree.Wanted(B))
-    assert world.told[-1] == tree.Refused(B, "plane_closing")
+    assert world.last == tree.Refused(B, "plane_closing")
     world.die("storage", 74)
     world.run(RESTART_BACKOFF_MS * 2)
     assert "storage" in world.living, "A still has its terminal to write"
     world.run(SHUTDOWN_HARD_MS)
-    assert world.told[-1] == tree.End(0)
+    assert world.last == tree.End(0)
 
 
 def test_who_waits_for_a_slot_is_told_that_the_plane_closes() -> None:
@@ -421,7 +419,7 @@ def test_a_gateway_that_dies_while_it_is_told_to_close_holds_nothing_up() -> Non
     world.auto = True
     world.die("gateway", 70)
     world.run()
-    assert world.told[-1] == tree.End(0)
+    assert world.last == tree.End(0)
 
 
 def test_the_tree_is_data_for_every_role() -> None:

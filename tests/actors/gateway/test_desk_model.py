@@ -30,7 +30,7 @@ class Process:
     registered: bool = False
     inbox: list[tuple[Header, m.Body]] = field(default_factory=list)
     permit: bool = False
-    asked: bool = False
+    reachable: bool = True
 
 
 class Model(RuleBasedStateMachine):
@@ -52,6 +52,11 @@ class Model(RuleBasedStateMachine):
         self.watches: set[tuple[int, str]] = set()
         self.unheard: set[tuple[int, str]] = set()
         self.world.ready()
+        for name in NAMES[:SLOTS]:
+            process = self._fork(name)
+            up = m.SessionUp(session=ref(name), routing_id=process.routing_id, pid=3)
+            self.world.from_supervisor(up)
+            self._register(process)
 
     names = st.sampled_from(NAMES)
 
@@ -132,9 +137,7 @@ class Model(RuleBasedStateMachine):
                 )
             case m.Subscribe():
                 seq = body.from_seq
-                return m.Records(
-                    session=body.session, first_seq=seq, last_seq=seq, lines=[b"{}\n"]
-                )
+                return m.Records(session=body.session, first_seq=seq, last_seq=seq, lines=[b"{}\n"])
             case m.Unquarantine():
                 return m.Ok()
             case _:
@@ -176,7 +179,7 @@ class Model(RuleBasedStateMachine):
 
     def _to_session(self, to: str, header: Header, body: m.Body) -> None:
         process = next((p for p in self.processes.values() if p.routing_id == to), None)
-        if process is None:
+        if process is None or not process.reachable:
             self.world.desk.unreachable(to, header)
             return
         if isinstance(body, m.Permit):
@@ -260,7 +263,9 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.processes)
     @rule(data=st.data())
     def session_registers(self, data: st.DataObject) -> None:
-        process = self.processes[data.draw(st.sampled_from(sorted(self.processes)))]
+        self._register(self.processes[data.draw(st.sampled_from(sorted(self.processes)))])
+
+    def _register(self, process: Process) -> None:
         process.registered = True
         body = m.Register(
             session=ref(process.name), epoch=1, permit=process.permit, evictable=not process.permit
@@ -299,6 +304,12 @@ class Model(RuleBasedStateMachine):
             body = m.PermitReturn()
         request = f"p{self.count}"
         self.world.from_session(process.name, body, request, rid=process.routing_id)
+
+    @precondition(lambda self: self.processes)
+    @rule(data=st.data())
+    def link_breaks_or_heals(self, data: st.DataObject) -> None:
+        process = self.processes[data.draw(st.sampled_from(sorted(self.processes)))]
+        process.reachable = not process.reachable
 
     # ---- Time, and the end ----
 
@@ -356,11 +367,7 @@ class Model(RuleBasedStateMachine):
     def does_its_part(self, process: Process) -> None:
         rid = process.routing_id
         if not process.registered:
-            process.registered = True
-            body: m.Body = m.Register(
-                session=ref(process.name), epoch=1, permit=process.permit, evictable=True
-            )
-            self.world.from_session(process.name, body, "r", rid=rid)
+            self._register(process)
             self._route()
         while process.inbox:
             header, asked = process.inbox.pop(0)
@@ -383,13 +390,20 @@ class Model(RuleBasedStateMachine):
             self.storage_up = True
             world.desk.storage_up()
         self._hello()
-        self.calm()
+        for process in self.processes.values():
+            process.reachable = True
+        for _ in range(3):
+            self.calm()
+        self.nothing_is_left()
         for name in NAMES:
             request = world.ask(self.client, send(name, f"last-{name}"), 20_000, weight=1)
             self.calm()
             answer = world.answer(self.client, request)
             assert isinstance(answer, m.Receipt), (name, answer)
-        for session in world.desk.routes:
+        self.nothing_is_left()
+
+    def nothing_is_left(self) -> None:
+        for session in self.world.desk.routes:
             assert not session.held
             assert not session.in_flight
             assert not session.wanted or session.state != "passive", "it is never started"

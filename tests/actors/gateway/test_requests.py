@@ -14,13 +14,13 @@ def test_what_is_due_is_given_once_and_never_early(
     times: dict[str, int], data: st.DataObject
 ) -> None:
     deadlines = Deadlines()
-    for name, at in times.items():
-        deadlines.add(name, at)
+    for name, due_at in times.items():
+        deadlines.add(name, due_at)
     removed = set(data.draw(st.lists(st.sampled_from(sorted(times) or [""]), max_size=5)))
     for name in removed & set(times):
         deadlines.remove(name, times[name])
     taken: list[str] = []
-    now = 0
+    now: int = 0
     while (at := deadlines.next()) is not None:
         assert at > now
         now = at

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from callboard import messages as m
 from callboard.actors.gateway.desk import Desk
-from callboard.actors.gateway.requests import Client
+from callboard.actors.gateway.requests import Client, Request
 from callboard.actors.gateway.sessions import Sessions
 from callboard.config import Settings
 from callboard.peer import Credentials
@@ -180,9 +180,9 @@ class Fixture:
             if not isinstance(context, str):
                 assert context.where == "storage"
                 places[context.id] += 1
-        for context in desk._supervisor.contexts():  # pyright: ignore[reportPrivateUsage]
-            if hasattr(context, "id") and desk.ledger.get(context.id) is not None:
-                places[context.id] += 1
+        for question in desk._supervisor.contexts():  # pyright: ignore[reportPrivateUsage]
+            if isinstance(question, Request) and desk.ledger.get(question.id) is not None:
+                places[question.id] += 1
         for request in desk.ledger.all():
             assert places[request.id] == 1, (request, places[request.id])
             held += request.placed

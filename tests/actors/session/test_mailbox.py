@@ -205,12 +205,14 @@ def test_a_command_that_the_mode_does_not_know_is_a_named_error() -> None:
         step(Box().open().state, PermitQueued())
 
 
+def _seal(state: Mailbox, _: Wake) -> tuple[Mailbox, tuple[Effect, ...]]:
+    return state._replace(phase="sealed"), ()
+
+
 @pytest.mark.rule("MBX-1")
 def test_a_handler_that_leaves_the_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     table = dict(TRANSITIONS)
-    table["idle", Wake] = Transition(
-        lambda state, _: (state._replace(phase="sealed"), ()), frozenset()
-    )
+    table["idle", Wake] = Transition(_seal, frozenset())
     monkeypatch.setattr(mailbox, "TRANSITIONS", table)
     with pytest.raises(mailbox.ForbiddenMode):
         step(Mailbox(), Wake("turn_1"))

@@ -406,8 +406,15 @@ class MailboxAgainstModel(RuleBasedStateMachine):
         self.do(Committed(one, 1, 100, self.fresh()))
 
     @precondition(lambda self: self.queue)
-    @rule(refused=st.sampled_from([False, False, False, True]))
-    def storage(self, refused: bool) -> None:
+    @rule(
+        refused=st.sampled_from([False, False, False, True]),
+        count=st.sampled_from([1, 1, 2, 8]),
+    )
+    def storage(self, refused: bool, count: int) -> None:
+        for _ in range(min(count, len(self.queue))):
+            self.answer_one(refused)
+
+    def answer_one(self, refused: bool) -> None:
         request = self.queue.popleft()
         if isinstance(request, Lookup):
             self.looked_up(request)
@@ -576,7 +583,7 @@ class MailboxAgainstModel(RuleBasedStateMachine):
             if self.permit == "asked":
                 self.permit_answer("queued")
             elif self.queue:
-                self.storage(False)
+                self.answer_one(False)
             else:
                 break
         left = [c for c in self.asked.values() if not isinstance(c, Finish)]
@@ -587,7 +594,7 @@ LONG = settings(
     max_examples=250 if os.environ.get("CI") else 60,
     stateful_step_count=100,
     deadline=None,
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
 

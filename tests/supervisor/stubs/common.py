@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from callboard import messages
 from callboard.home import Order, Runtime
 from callboard.messages import URGENT_KINDS
 from callboard.peer import Arrived, BusActor, Event, Io, become_child
 from callboard.wire import Header, encode_body
-from callboard import messages
 
 
 def begin() -> tuple[Order, socket.socket]:
@@ -40,10 +40,15 @@ def asked_to(home: str, what: str) -> bool:
     return Path(f"{home}.{what}").exists()
 
 
+Answering = Callable[[Arrived], messages.Body | None]
+
+
 class Stub(BusActor):
     """A router that answers by a function."""
 
-    def __init__(self, io: Io, link: str, answer: Callable[[Arrived], messages.Body | None]) -> None:
+    def __init__(
+        self, io: Io, link: str, answer: Callable[[Arrived], messages.Body | None]
+    ) -> None:
         super().__init__(io)
         self._link, self._answer = link, answer
 
@@ -59,7 +64,7 @@ class Stub(BusActor):
 def serve(
     order: Order,
     link: str,
-    answer: Callable[[Arrived], messages.Body | None],
+    answer: Answering,
     prepare: Callable[[Io], None] = lambda _io: None,
 ) -> int:
     runtime = Runtime(Path(order.runtime))
