@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from bench.common import Figure, arguments, bare_fdatasync, percentile, report
+from bench.common import Bare, Figure, arguments, percentile, report
 from callboard import home
 from callboard import messages as m
 from callboard.ids import SessionRef, fresh_id, workspace_key
@@ -40,6 +40,8 @@ CLIENTS: Final = 50
 MOST_EACH: Final = 600
 """Appends a second that one client process prepares for."""
 WORDS: Final = "x" * 200
+APPEND_BYTES: Final = 720
+"""Of a frame with such a record, about."""
 TURN: Final = "turn_00000000000000000000000001"
 
 
@@ -125,8 +127,8 @@ def part(session: str, epoch: int) -> m.Append:
 # --- the engine alone -----------------------------------------------------------------------------
 
 
-def bench_engine(folder: Path, rounds: int) -> tuple[list[float], float, int]:
-    """Drive an engine: seconds of single appends, appends a second in batches, bytes of one."""
+def bench_engine(folder: Path, rounds: int) -> tuple[list[float], float, list[float]]:
+    """Drive an engine: seconds of single appends, appends a second in batches, seconds bare."""
     root, runtime = folder / "engine", home.Runtime(folder / "engine-run")
     home.prepare_home(root)
     home.prepare_runtime(runtime)
@@ -157,14 +159,15 @@ def bench_engine(folder: Path, rounds: int) -> tuple[list[float], float, int]:
         call("session", m.Acquire(session=session, owner=owner("bench")))
         call("session", opening(session, 1))
     single: list[float] = []
-    before = engine.journal.size
-    for number in range(rounds):
+    bare = Bare(folder)
+    for number in range(rounds):  # turn by turn, so that a busy disk is busy for both
         session = session_ref(number % CLIENTS)
         request = Request(None, "session", session, part(session, 1))
+        size = engine.journal.size
         began = time.perf_counter()
         engine.run([request])
         single.append(time.perf_counter() - began)
-    size = (engine.journal.size - before) // rounds
+        bare.append(engine.journal.size - size)
     batches = [
         [
             Request(None, "session", session, part(session, 1))
@@ -177,7 +180,7 @@ def bench_engine(folder: Path, rounds: int) -> tuple[list[float], float, int]:
         engine.run(batch)
         replies.clear()
     rate = len(batches) * IN_FLIGHT / (time.perf_counter() - began)
-    return single, rate, size
+    return single, rate, bare.close()
 
 
 def _keep(replies: list[Reply]) -> Release:
@@ -204,18 +207,22 @@ def prepare(storage: StorageProcess) -> None:
     gateway.close()
 
 
-def sequential(storage: StorageProcess, rounds: int) -> list[float]:
-    """One request at a time: seconds of each."""
+def sequential(
+    storage: StorageProcess, folder: Path, rounds: int
+) -> tuple[list[float], list[float]]:
+    """One request at a time: seconds of each, and of a bare append beside each."""
     session = session_ref(0)
     client = Client(storage.runtime, "session", session)
+    bare = Bare(folder)
     found: list[float] = []
     for _ in range(rounds):
         body = part(session, 1)
         began = time.perf_counter()
         client.call(body)
         found.append(time.perf_counter() - began)
+        bare.append(APPEND_BYTES)
     client.close()
-    return found
+    return found, bare.close()
 
 
 def pipelined(storage: StorageProcess, rounds: int) -> float:
@@ -283,8 +290,7 @@ def _client(runtime: home.Runtime, number: int, seconds: float, wait: int, told:
 def measure(folder: Path, quick: bool) -> dict[str, Figure]:
     """Take all figures."""
     rounds = 300 if quick else 3_000
-    single, batched, size = bench_engine(folder, rounds)
-    bare = bare_fdatasync(folder, size, rounds)
+    single, batched, bare = bench_engine(folder, rounds)
     limit, slowest = percentile(bare, 50) * 1e6, percentile(bare, 99) * 1e6
     rate = 1e6 / limit
     figures = {
@@ -296,8 +302,7 @@ def measure(folder: Path, quick: bool) -> dict[str, Figure]:
     storage.start()
     try:
         prepare(storage)
-        found = sequential(storage, rounds)
-        bare = bare_fdatasync(folder, size, rounds)
+        found, bare = sequential(storage, folder, rounds)
         limit, slowest = percentile(bare, 50) * 1e6, percentile(bare, 99) * 1e6
         rate = 1e6 / limit
         figures["one client, sequential, median"] = Figure(percentile(found, 50) * 1e6, "us", limit)

@@ -47,32 +47,43 @@ def percentile(values: Iterable[float], percent: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
+class Bare:
+    """A file that is appended to and synced: the raw limit of a durable append."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin.
+
+        Args:
+            folder: on the disk in question.
+
+        """
+        self._path = folder / "bare"
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._offset = 0
+        self._seconds: list[float] = []
+
+    def append(self, size: int) -> None:
+        """Append so many bytes and sync them."""
+        data = b"x" * size
+        began = time.perf_counter()
+        os.pwrite(self._fd, data, self._offset)
+        os.fdatasync(self._fd)
+        self._seconds.append(time.perf_counter() - began)
+        self._offset += size
+
+    def close(self) -> list[float]:
+        """End, and give the seconds of each append."""
+        os.close(self._fd)
+        self._path.unlink()
+        return self._seconds
+
+
 def bare_fdatasync(folder: Path, size: int, rounds: int) -> list[float]:
-    """Append to a file and sync it, again and again: the raw limit of a durable append.
-
-    Args:
-        folder: on the disk in question.
-        size: bytes of an append.
-        rounds: how often.
-
-    Returns:
-        Seconds of each round.
-
-    """
-    path = folder / "bare"
-    data = b"x" * size
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    found: list[float] = []
-    try:
-        for number in range(rounds):
-            began = time.perf_counter()
-            os.pwrite(fd, data, number * size)
-            os.fdatasync(fd)
-            found.append(time.perf_counter() - began)
-    finally:
-        os.close(fd)
-        path.unlink()
-    return found
+    """Append and sync again and again; the seconds of each round."""
+    bare = Bare(folder)
+    for _ in range(rounds):
+        bare.append(size)
+    return bare.close()
 
 
 def machine() -> dict[str, object]:

@@ -33,6 +33,7 @@ from callboard.reads import (
     RecordReader,
     check_from_seq,
     existing_workspace,
+    last_try,
     read_catalog,
     read_history,
     resolve,
@@ -75,8 +76,9 @@ _B = TypeVar("_B", bound=messages.Body)
 class Outcome:
     """How an input ended.
 
-    `outcome` is that of its turn, none for an input that was discarded before a turn took it;
-    `text` is the turn's last assistant message; `failure` says what went wrong in one that failed.
+    `outcome`, `turn_id` and `text`, the last assistant message, are those of its turn, or of the
+    last turn that took it before it was discarded; none if no turn did. `failure` says what went
+    wrong in a turn that failed, `reason` why an input was discarded.
     """
 
     message_id: str
@@ -373,16 +375,17 @@ def is_slow_watcher(error: CallboardError) -> bool:
 
 def outcome_of(home: Path, ref: SessionRef, settled: messages.WaitOutcome) -> Outcome:
     """Complete what the plane says of an input by what its transcript says of the turn."""
-    text, failure = "", None
     if settled.turn_id is not None:
-        text, failure = turn_end(home, ref, settled.turn_id)
+        end = turn_end(home, ref, settled.turn_id)
+    else:
+        end = last_try(home, ref, settled.message_id)
     return Outcome(
         settled.message_id,
         settled.input_disposition,
-        settled.outcome,
-        text,
-        settled.turn_id,
-        failure,
+        settled.outcome or (end.outcome if end else None),
+        end.text if end else "",
+        end.turn_id if end else settled.turn_id,
+        end.failure if end else None,
         settled.reason,
     )
 

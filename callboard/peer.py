@@ -214,6 +214,7 @@ _RECONNECT_MS: Final = 15
 _RECONNECT_MS_MAX: Final = 200
 _BACKLOG_MAX: Final = 1_024  # a restarted router meets all its dealers at once
 _CREDENTIALS_MAX: Final = 65_536
+_INTRODUCTION: Final = "introduction"  # a dealer's first message; its router looks at the token
 _NEWCOMERS_MAX: Final = 1_024
 _NEWCOMERS: Final = "\0newcomers"  # the one timer that is not the actor's
 _LOG_EVERY_S: Final = 60.0
@@ -289,8 +290,8 @@ class _Timers:
 class _Newcomers:
     """Processes that were let in and have not yet sent a message with a valid token.
 
-    A peer that claims a living routing id is one: its connection stands, and ROUTER never reads
-    from it (FLT-44), so silence is all there is to see of it.
+    A dealer of ours introduces itself at once. A peer that claims a living routing id cannot: its
+    connection stands, and ROUTER never reads from it (FLT-44), so silence is all there is to see.
     """
 
     def __init__(self) -> None:
@@ -487,7 +488,7 @@ class _Router(_Link):
         peer = self._authenticate(routing_id, header.token, head)
         if peer is None:
             self.drop("bus_not_authenticated", head.bytes)
-        else:
+        elif header.kind != _INTRODUCTION:
             self.arrived(peer, header, body)
 
     def _authenticate(self, routing_id: bytes, token: str, head: zmq.Frame) -> Credentials | None:
@@ -581,7 +582,9 @@ class _Dealer(_Link):
             up = number == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if up != self.up:
                 self.up = up
-                if not up:  # what came before the end is told before the end
+                if up:
+                    self._try(_Outgoing(self.name, Header(_INTRODUCTION), b"", ""))
+                else:  # what came before the end is told before the end
                     self.look(BUS_QUEUE_MESSAGES_MAX)
                 self.io.batch.append(Connected(self.name) if up else Disconnected(self.name))
 

@@ -6,19 +6,29 @@ Storage's readers are imported where they are used: a program that only sends pa
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from callboard.errors import InvalidRequest, SessionDamaged
 from callboard.home import Home
 from callboard.ids import SessionRef, canonical_workspace, check_session_id, parse_ref
 from callboard.limits import CATALOG_PAGE_ROWS_DEFAULT, HISTORY_PAGE_MESSAGES_MAX
-from callboard.records import LineDamage, Record, first_chain, link, read_record, split_chain
+from callboard.records import (
+    Failure,
+    LineDamage,
+    Record,
+    TurnAborted,
+    TurnCompleted,
+    TurnStarted,
+    first_chain,
+    link,
+    read_record,
+    split_chain,
+)
 
 if TYPE_CHECKING:
     from callboard.config import Settings
-    from callboard.records import Failure
     from callboard.storage.catalog import CatalogPage
     from callboard.storage.views import HistoryPage
 
@@ -43,16 +53,20 @@ def settings_of(
     """
     from callboard.config import Settings, load_settings
 
-    named = None if home is None else os.fspath(home)
-    if named:
-        named = absolute(named, "home")
-    if not isinstance(settings, Settings):
-        return load_settings(
-            flags={**(settings or {}), **({} if named is None else {"home": named})}
-        )
-    if named is None:
+    flags: dict[str, object] = {} if isinstance(settings, Settings) else dict(settings or {})
+    if home is not None:
+        flags["home"] = os.fspath(home)
+    if isinstance(settings, Settings) and home is None:
         return settings
-    return settings.model_copy(update={"home": load_settings(flags={"home": named}).home})
+    try:
+        found = load_settings(flags=flags)
+    except FileNotFoundError:
+        raise InvalidRequest(
+            "The working directory is gone.", field="home", reason="missing"
+        ) from None
+    if isinstance(settings, Settings):
+        return settings.model_copy(update={"home": found.home})
+    return found
 
 
 def existing_workspace(workspace: str | os.PathLike[str]) -> str:
@@ -70,12 +84,8 @@ def existing_workspace(workspace: str | os.PathLike[str]) -> str:
     return path
 
 
-def absolute(path: str | os.PathLike[str], field: str = "workspace") -> str:
+def absolute(path: str | os.PathLike[str]) -> str:
     """Take a path from the working directory, unless it is absolute; nothing else is looked at.
-
-    Args:
-        path: the path.
-        field: what a refusal names.
 
     Raises:
         InvalidRequest: it is empty, or there is no working directory any more.
@@ -83,16 +93,16 @@ def absolute(path: str | os.PathLike[str], field: str = "workspace") -> str:
     """
     text = os.fspath(path)
     if not text:
-        raise InvalidRequest(field=field, reason="empty")
+        raise InvalidRequest(field="workspace", reason="empty")
     if "\0" in text:
-        raise InvalidRequest(field=field, reason="nul")
+        raise InvalidRequest(field="workspace", reason="nul")
     if os.path.isabs(text):
         return text
     try:
         return os.path.join(os.getcwd(), text)
     except FileNotFoundError:
         raise InvalidRequest(
-            "The working directory is gone.", field=field, reason="missing"
+            "The working directory is gone.", field="workspace", reason="missing"
         ) from None
 
 
@@ -151,20 +161,46 @@ def read_history(home: Path, ref: SessionRef, from_seq: int, limit: int | None) 
     return history(records, from_seq=check_from_seq(from_seq), limit=most)
 
 
-def turn_end(home: Path, ref: SessionRef, turn_id: str) -> tuple[str, Failure | None]:
-    """Read the text of a turn's answer, and its failure if it failed."""
-    from callboard.records import TurnAborted
+class TurnEnd(NamedTuple):
+    """How a turn ended, as its session's transcript tells."""
+
+    turn_id: str
+    outcome: str
+    text: str
+    """Of its last assistant message."""
+    failure: Failure | None
+
+
+def turn_end(home: Path, ref: SessionRef, turn_id: str) -> TurnEnd | None:
+    """Read how a turn ended; none if it has not."""
+    return _turn_end(home, ref, lambda end: end.turn_id == turn_id)
+
+
+def last_try(home: Path, ref: SessionRef, message_id: str) -> TurnEnd | None:
+    """Read how the last turn ended that had taken an input; none if no turn had."""
+    return _turn_end(home, ref, lambda end: message_id in end.claimed_input_ids)
+
+
+def _turn_end(
+    home: Path, ref: SessionRef, is_meant: Callable[[TurnCompleted | TurnAborted], bool]
+) -> TurnEnd | None:
     from callboard.storage.readers import open_home
     from callboard.storage.views import turn_text
 
-    mine: list[Record] = []
-    failure: Failure | None = None
+    found: TurnEnd | None = None
+    turn: list[Record] = []
     for item in open_home(home).transcript(ref):
-        if isinstance(item, Record) and item.turn_id == turn_id:
-            mine.append(item)
-            if isinstance(item.data, TurnAborted):
-                failure = item.data.failure
-    return turn_text(mine, turn_id), failure
+        if not isinstance(item, Record):
+            continue
+        data = item.data
+        if isinstance(data, TurnStarted):
+            turn = []
+        turn.append(item)
+        if isinstance(data, TurnCompleted | TurnAborted) and is_meant(data):
+            failure = data.failure if isinstance(data, TurnAborted) else None
+            text = turn_text(turn, data.turn_id)
+            found = TurnEnd(data.turn_id, data.outcome, text, failure)
+    return found
 
 
 def check_from_seq(from_seq: int) -> int:

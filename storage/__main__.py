@@ -38,6 +38,7 @@ LOCK_HELD: Final = 75
 REFUSES: Final = 78
 _ORDER_BYTES_MAX: Final = 65_536
 _FILES_MAX: Final = 4_096
+_FILES_MIN: Final = 64
 
 
 def main(fd: int) -> int:
@@ -154,6 +155,7 @@ def _open(
         ),
         _nobody,
         ThreadRunner(io),
+        log=log,
     )
 
 
@@ -164,8 +166,12 @@ def _nobody(replies: Sequence[Reply]) -> None:
 def _files_max() -> int:
     """Raise the limit of descriptors (FLT-45a); half of what is left may be streams' files."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return max(64, min(_FILES_MAX, (hard - FD_RESERVE) // 2))
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _FILES_MAX
+    return max(_FILES_MIN, min(_FILES_MAX, (soft - FD_RESERVE) // 2))
 
 
 def _trace(path: Path) -> int:

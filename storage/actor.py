@@ -6,6 +6,7 @@ more is answered, nothing more is touched (FLT-3c).
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections import OrderedDict
@@ -127,6 +128,7 @@ class StorageActor(BusActor):
         self._feeds = Feeds(engine, self._answer)
         self._sent = _Sent()
         self._timers: set[str] = set()
+        self._stopped = False
         engine.release = self._release
 
     def on_start(self) -> None:
@@ -135,7 +137,9 @@ class StorageActor(BusActor):
         self._set(_MAINTAIN, _MAINTAIN_MS)
 
     def handle(self, events: list[Event]) -> None:
-        """Answer a batch."""
+        """Answer a batch; behind a clean stop nothing is done any more."""
+        if self._stopped:
+            return
         try:
             self._handle(events)
         except Poisoned as poisoned:
@@ -282,8 +286,10 @@ class StorageActor(BusActor):
 
     def _stop(self) -> None:
         """Stop in order: checkpoint, clean_stop, exit 0."""
-        clean = self._engine.stop()
-        self._catalog.flush(self._engine)
+        engine, self._stopped = self._engine, True
+        clean = engine.stop()
+        self._catalog.flush(engine)
         self._catalog.close()
-        self._log("stopped", {"clean": clean, "commit": self._engine.handed})
+        counters = dataclasses.asdict(engine.counters)
+        self._log("stopped", {"clean": clean, "commit": engine.handed, **counters})
         self.io.stop(0)

@@ -197,12 +197,13 @@ class _Listing:
         reader = home if isinstance(home, HomeReader) else open_home(home.root)
         if query.cursor is None:
             return cls(reader, scope, query.limit, None, digest)
-        signed = reader.cursor_key
-        cursor = decode(query.cursor, signed, kind="catalog", scope=digest, last_commit=NEVER)
-        if cursor.as_of > reader.as_of and reader.plane_up:
-            reader = open_home(reader.home.root)
-        if cursor.as_of > reader.as_of:
-            raise CursorInvalid
+        try:
+            cursor = _decode(query.cursor, reader, digest)
+        except CursorInvalid:
+            if not reader.plane_up:
+                raise
+            reader = open_home(reader.home.root)  # it may be of a commit since
+            cursor = _decode(query.cursor, reader, digest)
         return cls(reader, scope, query.limit, cursor, digest)
 
     def page(self) -> CatalogPage:
@@ -264,10 +265,10 @@ class _Listing:
     def _by_index(self) -> CatalogPage | None:
         """Read the page from the index; none if that cannot be used now."""
         path = self.reader.home.index
-        if not self.reader.home_id or _off.is_off(path):
+        if not self.reader.home_id or indexes_off.is_off(path):
             return None
         if not os.path.lexists(path):
-            _off.say(path, "missing")
+            indexes_off.say(path, "missing")
             return None
         from callboard.storage.index import IndexReader, cause_of  # SQLite, only where it is used
 
@@ -275,7 +276,7 @@ class _Listing:
             with self._caught_up(IndexReader) as index:
                 return self._from_index(index)
         except IndexReader.ERRORS as error:
-            _off.set(path, cause_of(error))
+            indexes_off.set(path, cause_of(error))
             return None
 
     def _caught_up(self, kind: type[IndexReader]) -> IndexReader:
@@ -292,12 +293,12 @@ class _Listing:
     def _from_index(self, index: IndexReader) -> CatalogPage | None:
         if index.applied > self.reader.as_of:
             if not self.reader.plane_up:
-                _off.say(self.reader.home.index, "ahead")
+                indexes_off.say(self.reader.home.index, "ahead")
                 return None
             self.reader = self.reader.later(index.applied)
         changed = self.reader.changed_since(index.applied)
         if changed is None:
-            _off.say(self.reader.home.index, "behind")
+            indexes_off.say(self.reader.home.index, "behind")
             return None
         as_of = self.reader.as_of if self.fixed is None else self.fixed
         self.warnings.update(index.damaged(self.scope))
@@ -359,6 +360,10 @@ class _Listing:
         )
 
 
+def _decode(token: str, reader: HomeReader, digest: str) -> Cursor:
+    return decode(token, reader.cursor_key, kind="catalog", scope=digest, last_commit=reader.as_of)
+
+
 def _digest(scope: Scope) -> str:
     """Digest what a walk ranges over; filters that come later have their places already."""
     return scope_digest(
@@ -376,7 +381,7 @@ def _digest(scope: Scope) -> str:
     )
 
 
-class _Off:
+class IndexesOff:
     """Which indexes this process goes without at present, and what it has said of them."""
 
     def __init__(self) -> None:
@@ -399,4 +404,4 @@ class _Off:
             _logger.warning("index_off: reading the files instead (%s)", cause)
 
 
-_off: Final = _Off()
+indexes_off: Final = IndexesOff()

@@ -7,11 +7,13 @@ of the batch sees it, and is undone if the frame does not fit the disk (FLT-20).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-from callboard.errors import CallboardError, StorageFull
+from callboard.errors import CallboardError, Internal, StorageFull
 from callboard.ids import fresh_id
 from callboard.limits import (
     COMMIT_BATCH_BYTES_MAX,
@@ -20,11 +22,12 @@ from callboard.limits import (
     JOURNAL_SEGMENTS_MAX,
     STORAGE_FULL_PROBE_MS,
 )
+from callboard.logs import Log
 from callboard.messages import Body
 from callboard.records import timestamp
 from callboard.storage.admit import Moment, Plan
 from callboard.storage.checkpoint import Checkpoints, InlineRunner, Runner
-from callboard.storage.disk import Clock, Disk, DiskFull
+from callboard.storage.disk import Clock, Disk, DiskFull, Poisoned
 from callboard.storage.durable import Durable
 from callboard.storage.frames import Commit, Damaged, Epochs, FileMark, pack, size_of
 from callboard.storage.leases import Owners
@@ -81,12 +84,12 @@ class Persist(NamedTuple):
     replies: tuple[Reply, ...]
 
 
-class Release(Protocol):
-    """Lets replies go; called only when what they promise is durable."""
+Release = Callable[[Sequence[Reply]], None]
+"""Lets replies go; called only when what they promise is durable."""
 
-    def __call__(self, replies: Sequence[Reply]) -> None:
-        """Send them."""
-        ...
+
+def no_log(action: str, facts: Mapping[str, object]) -> None:
+    """Write nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,7 @@ class Engine:
         release: takes replies.
         runner: runs the slow half of a checkpoint.
         fresh: makes ids.
+        log: is told of what should not happen.
 
     """
 
@@ -139,7 +143,9 @@ class Engine:
         release: Release,
         runner: Runner | None = None,
         fresh: Callable[[], str] = fresh_id,
+        log: Log = no_log,
     ) -> None:
+        self.log = log
         self.disk, self.clock, self.owners, self.options = disk, clock, owners, options
         self.durable, self.release, self.fresh = durable, release, fresh
         self.journal, self.files = recovered.journal, recovered.files
@@ -208,7 +214,25 @@ class Engine:
             self._check_room(plan)
         except CallboardError as error:
             return Reply(request.token, error), None
+        except (Poisoned, OSError):
+            raise
+        except Exception as error:
+            return Reply(request.token, self._bug(request, error)), None
         return Reply(request.token, plan.reply), self.take(plan)
+
+    def _bug(self, request: Request, error: Exception) -> Internal:
+        """Refuse what we cannot plan: planning changed nothing, so no other session suffers."""
+        name = self.fresh()
+        steps = traceback.extract_tb(error.__traceback__)[-8:]
+        facts = {
+            "level": "error",
+            "correlation_id": name,
+            "kind": request.body.kind,
+            "error": type(error).__name__,
+            "at": [f"{os.path.basename(step.filename)}:{step.lineno}" for step in steps],
+        }
+        self.log("plan_failed", facts)
+        return Internal(correlation_id=name)
 
     def _check_room(self, plan: Plan) -> None:
         """Refuse input while files wait for room, and everything when too much waits."""

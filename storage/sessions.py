@@ -44,6 +44,7 @@ class Sessions:
         self.highest_commit = 0
         self.tidy = True
         self._states: OrderedDict[str, SessionState] = OrderedDict()
+        self._weights: dict[str, int] = {}
         self._weight = 0
         self._names: dict[str, dict[str, str]] = {}
 
@@ -75,12 +76,12 @@ class Sessions:
 
     def set(self, text: str, state: SessionState | None) -> None:
         """Put a state in the place of the one before it; none takes it out."""
-        old = self._states.pop(text, None)
-        if old is not None:
-            self._weight -= old.weight
+        self._states.pop(text, None)
+        self._weight -= self._weights.pop(text, 0)
         if state is not None:
             self._states[text] = state
-            self._weight += state.weight
+            self._weights[text] = weight = state.weight
+            self._weight += weight
 
     def trim(self, is_pinned: Callable[[SessionState], bool]) -> None:
         """Let go of states that were not used for longest, if there are too many.

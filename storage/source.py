@@ -243,7 +243,7 @@ def read_from(path: Path, start: int = 0, most: int = NEVER) -> Iterator[bytes]:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
-            if error.errno == errno.ENOENT:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 raise NotFound from None
             if error.errno in (errno.ELOOP, errno.ENXIO):
                 raise _not_ours() from None
@@ -275,7 +275,7 @@ def names_in(path: Path) -> list[str]:
 
 def workspaces_in(home: Home) -> Iterator[str]:
     """Name the workspaces' folders, in order."""
-    return (name for name in sorted(names_in(home.sessions)) if is_ref(name, "x"))
+    return (name for name in _folders_in(home.sessions) if is_ref(name, "x"))
 
 
 def refs_in(home: Home, key: str | None = None) -> Iterator[SessionRef]:
@@ -287,9 +287,19 @@ def refs_in(home: Home, key: str | None = None) -> Iterator[SessionRef]:
 
     """
     for folder in (key,) if key is not None else workspaces_in(home):
-        for name in sorted(names_in(home.sessions / folder)):
+        for name in _folders_in(home.sessions / folder):
             if is_ref(folder, name):
                 yield SessionRef(folder, name)
+
+
+def _folders_in(path: Path) -> list[str]:
+    """List the real folders in a directory, in order."""
+    with unreadable():
+        try:
+            with os.scandir(path) as entries:
+                return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
+        except FileNotFoundError:
+            return []
 
 
 def is_ref(key: str, session_id: str) -> bool:

@@ -525,8 +525,22 @@ def test_who_proves_itself_in_time_is_no_silent_peer(
     gateway = start(routed(bus), echo)
     assert is_answered(raw(bus, routing_id(1)), request(1))
     time.sleep(0.3)
-    assert gateway.all_so_far() != []
+    start(dealt(bus, 2)).next(Connected)  # it introduces itself, and says no more
+    time.sleep(0.3)
+    assert [type(event) for event in gateway.all_so_far()] == [Arrived]
     assert gateway.log == []
+
+
+def test_the_newcomers_are_bounded_and_each_is_told_once() -> None:
+    newcomers = cast("Any", peer)._Newcomers()
+    for number in range(1_100):
+        newcomers.let_in(str(number), float(number))
+    newcomers.proved("1050")
+    newcomers.proved("never there")
+    silent, again = newcomers.take_silent(1_060.0 + BUS_HANDSHAKE_MS / 1000)
+    assert silent == [str(number) for number in range(76, 1_061) if number != 1_050]
+    assert again == 1_061.0
+    assert newcomers.take_silent(1_062.0) == ([], 1_061.0)
 
 
 def test_the_cache_of_credentials_is_bounded(
@@ -856,6 +870,17 @@ def test_a_dealer_tells_of_its_router_and_resends_in_order(bus: Path, start: Sta
     third = start(routed(bus))
     session.next(Connected)
     assert [e for e in third.all_so_far() if isinstance(e, Arrived)] == []
+
+
+def test_no_connection_is_ever_overslept(bus: Path, start: Start) -> None:
+    """ZeroMQ signals a change once: each of these begins with another order of its two threads."""
+    gateway = start(routed(bus), echo)
+    for number in range(60):
+        session = start(dealt(bus, number))
+        session.io.send("gateway", Header("status", str(number)), b"")
+        assert session.next(Arrived).header.cid == str(number)
+        session.stop()
+    assert gateway.log == []
 
 
 def test_a_router_says_whom_it_could_not_reach(bus: Path, start: Start) -> None:

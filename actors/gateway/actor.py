@@ -8,7 +8,7 @@ from typing import Final
 
 from callboard.actors.gateway.border import Border
 from callboard.actors.gateway.desk import Desk
-from callboard.actors.gateway.door import PAUSE_MS, Came, Door, Gone, Opened, Paused
+from callboard.actors.gateway.door import PAUSE_MS, Came, Done, Door, Gone, Opened, Paused
 from callboard.config import Settings
 from callboard.errors import CallboardError
 from callboard.home import Order
@@ -52,8 +52,7 @@ class Gateway(BusActor):
         super().__init__(io)
         self._door = door
         self._tell_ready = on_ready
-        self._out: list[tuple[int, bytes]] = []
-        self._closes: list[int] = []
+        self._done = Done()
         self._due: int | None = None
         settings = Settings.model_validate_json(order.settings)
         self._desk = Desk(self, order.nonce, settings)
@@ -71,14 +70,14 @@ class Gateway(BusActor):
     def client(self, conn: int, header: Header, body: bytes) -> None:
         """Send to a client, at the end of the batch."""
         try:
-            self._out.append((conn, door_frame(header, body)))
+            self._done.messages.append((conn, door_frame(header, body)))
         except CallboardError as error:  # larger than a client takes
             self.io.log("answer_too_large", {"kind": header.kind, "code": error.code})
-            self._closes.append(conn)
+            self._done.closed.append(conn)
 
     def close(self, conn: int) -> None:
         """End a client's connection after what was sent."""
-        self._closes.append(conn)
+        self._done.closed.append(conn)
 
     def backlog(self, conn: int) -> int:
         """Count the bytes that a client has not read yet."""
@@ -123,12 +122,9 @@ class Gateway(BusActor):
         self._set_timer()
 
     def _flush(self) -> None:
-        if self._out:
-            out, self._out = self._out, []
-            self._door.send(out)
-        closes, self._closes = self._closes, []
-        for conn in closes:
-            self._door.close(conn)
+        if self._done:
+            done, self._done = self._done, Done()
+            self._door.finish(done)
 
     def _set_timer(self) -> None:
         due = self._desk.next_due()
@@ -140,7 +136,7 @@ class Gateway(BusActor):
         match value:
             case Came(conn, payloads, refused):
                 taken = self._border.came(conn, payloads)
-                self._door.handled(conn, taken)
+                self._done.handled.append((conn, taken))
                 if refused is not None:
                     self._border.handle()  # what came before it is answered before it
                     self._border.refused(conn, refused)
@@ -189,8 +185,7 @@ class Gateway(BusActor):
 
     def _ready(self) -> None:
         self.io.log("gateway_ready", {"epoch": self._desk.epoch})
-        for conn, payloads in self._border.welcome_all():
-            self._door.handled(conn, payloads)
+        self._done.handled += self._border.welcome_all()
         self._tell_ready()
 
     def _stop(self) -> None:

@@ -1,7 +1,7 @@
 """The clients' door: a Unix stream socket with an acceptor of our own (FLT-41, FLT-46, FLT-59).
 
 Everything here runs on the I/O thread, but for what is marked. It knows connections and frames, and
-no meaning: `Came` hands whole messages to the actor, which answers through `send` and decides when
+no meaning: `Came` hands whole messages to the actor, which answers through `finish` and decides when
 a connection ends.
 
 Nothing a client does grows without limit: reading stops while the actor has READ_AHEAD of a
@@ -88,6 +88,21 @@ class Gone:
 @dataclass(frozen=True, slots=True)
 class Paused:
     """The system has no room for another connection; call `resume` in PAUSE_MS."""
+
+
+@dataclass(slots=True)
+class Done:
+    """What the actor has done about connections, in the order in which it takes effect."""
+
+    handled: list[tuple[int, list[bytes]]] = field(default_factory=list[tuple[int, list[bytes]]])
+    """Messages of a `Came` that were dealt with, so that more is read."""
+    messages: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    """Framed messages to send, in order."""
+    closed: list[int] = field(default_factory=list[int])
+    """Connections that end after what was sent."""
+
+    def __bool__(self) -> bool:
+        return bool(self.handled or self.messages or self.closed)
 
 
 @dataclass(slots=True, eq=False)
@@ -363,6 +378,13 @@ class Door:
         self._stop_reading(connection)
         self._write(connection)
 
+    def _do_finish(self, done: Done) -> None:
+        for conn, payloads in done.handled:
+            self._do_handled(conn, len(payloads), sum(map(len, payloads)))
+        self._do_send(done.messages)
+        for conn in done.closed:
+            self._do_close(conn)
+
     def _do_sweep(self) -> None:
         now = time.monotonic()
         for connection in list(self._connections.values()):
@@ -371,18 +393,9 @@ class Door:
 
     # ---- From any thread ----
 
-    def send(self, batch: list[tuple[int, bytes]]) -> None:
-        """Send framed messages: (connection, bytes), in order; to one that is gone: nothing."""
-        self._io.call_io(lambda: self._do_send(batch))
-
-    def handled(self, conn: int, payloads: list[bytes]) -> None:
-        """Say that the messages of a `Came` were dealt with, so that more is read."""
-        count, size = len(payloads), sum(map(len, payloads))
-        self._io.call_io(lambda: self._do_handled(conn, count, size))
-
-    def close(self, conn: int) -> None:
-        """End a connection after what was sent so far."""
-        self._io.call_io(lambda: self._do_close(conn))
+    def finish(self, done: Done) -> None:
+        """Do what a batch of the actor's came to; to a connection that is gone: nothing."""
+        self._io.call_io(lambda: self._do_finish(done))
 
     def sweep(self) -> None:
         """End connections whose last words were not read; to be called now and then."""

@@ -188,6 +188,8 @@ def _say_outcome(invocation: Invocation, outcome: Outcome) -> None:
 
 
 def _kept(outcome: Outcome) -> str:
+    if outcome.input_disposition == "discarded":
+        return f" — the input was given up ({outcome.reason}); send it again when that is mended"
     if outcome.input_disposition == "held":
         return " — the input is kept; the next send starts a turn that takes it"
     return ""

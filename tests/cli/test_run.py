@@ -89,7 +89,14 @@ def test_wrong_usage_says_where_help_is() -> None:
 @pytest.mark.rule("FLT-47")
 @pytest.mark.parametrize(
     "words",
-    [["status"], ["down"], ["send", "s", "x"], ["watch", "s"], ["cancel", "s"], ["new", "--agent=a"]],
+    [
+        ["status"],
+        ["down"],
+        ["send", "s", "x"],
+        ["watch", "s"],
+        ["cancel", "s"],
+        ["new", "--agent=a"],
+    ],
 )
 def test_no_plane_is_3(words: list[str], tmp_path: Path) -> None:
     ran = Ran(*words, "--home", str(tmp_path / "none"))
@@ -175,7 +182,12 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     done = subprocess.run(
-        ["sh", "-c", f'cd "{gone}" && rmdir "{gone}" && exec "$0" -P -m callboard ls', sys.executable],
+        [
+            "sh",
+            "-c",
+            f'cd "{gone}" && rmdir "{gone}" && exec "$0" -P -m callboard ls',
+            sys.executable,
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -338,7 +350,9 @@ def test_without_a_home_it_is_logged_below_the_user_s_cache(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=5))
+@given(
+    st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=5)
+)
 def test_no_words_bring_a_traceback(words: list[str]) -> None:
     monkeypatch = pytest.MonkeyPatch()
     try:

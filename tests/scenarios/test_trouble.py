@@ -8,6 +8,7 @@ from callboard.actors.session.core import SessionBroken
 from callboard.agents import Turn
 from callboard.errors import (
     CallboardError,
+    SessionDamaged,
     SessionQuarantined,
     StorageUnavailable,
     TurnActive,
@@ -46,7 +47,7 @@ def test_while_storage_is_away_everything_waits_and_goes_on(stage_for: Open) -> 
     stage.storage.check()
 
 
-@pytest.mark.rule("RUN-13", "DUR-6", "INB-6")
+@pytest.mark.rule("RUN-13", "DUR-6", "INB-6", "R47", "RUN-3")
 def test_requests_that_storage_gets_twice_change_nothing(stage_for: Open) -> None:
     """A dealer sends every unanswered request again when its router is back."""
     stage = stage_for("busy")
@@ -67,6 +68,9 @@ def test_requests_that_storage_gets_twice_change_nothing(stage_for: Open) -> Non
     receipts = [stage.receipt(stage.send(name, permit=name == "a")) for name in "ab"]
     assert [one.duplicate for one in receipts] == [False, False]
     assert len(seen) > 5
+    types = stage.storage.types()
+    assert types.count("turn_started") == types.count("turn_completed") == 2, "one a turn"
+    assert types[-2:] == ["inbox_acknowledged", "turn_completed"]
     assert stage.storage.heard() == ["a", "b"]
     assert stage.storage.inbox == {}
     stage.storage.check()
@@ -193,7 +197,7 @@ def test_a_refused_session_ends_for_good(stage_for: Open) -> None:
     assert stage.status == 78
 
 
-@pytest.mark.rule("RUN-13", "R34")
+@pytest.mark.rule("RUN-13")
 def test_an_activation_waits_for_storage(stage_for: Open) -> None:
     stage = stage_for("busy")
     answers = [StorageUnavailable(), StorageUnavailable()]
@@ -202,6 +206,28 @@ def test_an_activation_waits_for_storage(stage_for: Open) -> None:
     assert len(answers) == 1
     stage.advance(2_000)
     assert stage.session.is_ready
+
+
+@pytest.mark.rule("R34")
+def test_an_activation_that_fails_is_done_again_by_the_next(stage_for: Open) -> None:
+    stage = stage_for("busy")
+    stage.storage_slow = True
+    stage.send("a", permit=True)
+    stage.storage_answers(2)
+    stage.storage_slow = False
+
+    def damaged(body: Body) -> Body | CallboardError:
+        return SessionDamaged() if isinstance(body, Append) else stage.storage.handle(body)
+
+    stage.storage_says = damaged
+    with pytest.raises(SessionBroken):
+        stage.restart()
+    stage.storage_says = None
+    stage.restart()
+    stage.advance(1_000)
+    assert len(stage.storage.of(TurnAborted)) == 1
+    assert len(stage.storage.of(TurnCompleted)) == 1
+    assert stage.storage.epoch == 3
 
 
 @pytest.mark.rule("RUN-13")
@@ -251,7 +277,7 @@ def play(stage: Stage, frames: int, *, answered: bool) -> str:
     return request
 
 
-@pytest.mark.rule("R16", "R48", "RTY-4", "RUN-3", "RUN-5", "INB-4", "R54", "R64")
+@pytest.mark.rule("R16", "R48", "RTY-4", "RUN-3", "RUN-5", "R64")
 @pytest.mark.parametrize("answered", [True, False])
 @pytest.mark.parametrize("frames", range(8))
 def test_a_death_at_any_step_loses_and_doubles_nothing(
@@ -276,7 +302,7 @@ def test_a_death_at_any_step_loses_and_doubles_nothing(
     stage.storage.check()
 
 
-@pytest.mark.rule("RTY-1", "RTY-4", "R28")
+@pytest.mark.rule("RTY-1", "RTY-4")
 def test_a_turn_that_kills_its_process_spends_its_input(stage_for: Open) -> None:
     stage = stage_for("busy")
     stage.storage_slow = True
@@ -298,7 +324,7 @@ def test_a_turn_that_kills_its_process_spends_its_input(stage_for: Open) -> None
     assert len(stage.storage.of(TurnAborted)) == 5
 
 
-@pytest.mark.rule("R112", "ACC-2", "ACC-3", "MBX-16", "R16")
+@pytest.mark.rule("R112", "ACC-2", "MBX-16", "R16")
 def test_input_that_came_while_passive_starts_exactly_one_turn(stage_for: Open) -> None:
     stage = stage_for("busy")
     stage.stop()

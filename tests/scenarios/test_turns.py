@@ -41,7 +41,7 @@ async def deaf(_: Turn) -> str:
     return "I never listen"
 
 
-@pytest.mark.rule("RUN-4", "TLP-1", "TLP-2", "R47", "MBX-6", "INB-5")
+@pytest.mark.rule("RUN-4", "TLP-1", "TLP-2", "MBX-6", "INB-5")
 def test_a_first_send_is_three_frames_and_a_word(stage_for: Open) -> None:
     stage = stage_for("plain")
     receipt = stage.receipt(stage.send("hello", permit=True))
@@ -401,7 +401,7 @@ def test_a_new_gateway_hears_what_the_session_holds(stage_for: Open) -> None:
     assert len(stage.storage.of(TurnStarted)) == 1, "work went on"
 
 
-@pytest.mark.rule("RES-1", "RES-4", "LSE-8")
+@pytest.mark.rule("RES-2", "LSE-8")
 def test_an_idle_session_gives_its_process_up(stage_for: Open) -> None:
     stage = stage_for("echo")
     stage.send("a", permit=True)

@@ -444,7 +444,9 @@ def test_faults_at_numbered_calls(
 
 
 @pytest.mark.rule("FLT-3", "RLB-5", "RLB-6", "F1")
-@pytest.mark.parametrize("rules", ["fdatasync,.log:EIO@4", "pwrite64,.log:EIO@6", "ftruncate,.log:EIO@1"])
+@pytest.mark.parametrize(
+    "rules", ["fdatasync,.log:EIO@4", "pwrite64,.log:EIO@6", "ftruncate,.log:EIO@1"]
+)
 def test_an_error_that_is_final_ends_it_with_74_and_nothing_more_is_said(
     storage: StorageProcess,
     clients: Callable[..., Client],

@@ -25,6 +25,7 @@ from callboard.actors.gateway.door import (
     HELLO_BYTES_MAX,
     READ_AHEAD_MESSAGES,
     Came,
+    Done,
     Door,
     Gone,
     Opened,
@@ -56,11 +57,11 @@ class Echo(BusActor):
             match event.value:
                 case Came(conn, payloads, refused):
                     if refused is not None:
-                        self._rig.door.send([(conn, framed(b"refused"))])
-                        self._rig.door.close(conn)
+                        done = Done(messages=[(conn, framed(b"refused"))], closed=[conn])
+                        self._rig.door.finish(done)
                     elif not self._rig.holds:
-                        self._rig.door.send([(conn, framed(payload)) for payload in payloads])
-                        self._rig.door.handled(conn, payloads)
+                        echoes = [(conn, framed(payload)) for payload in payloads]
+                        self._rig.door.finish(Done([(conn, payloads)], echoes))
                 case Paused():
                     self.io.call_io(self._rig.door.resume)
                 case _:
@@ -286,7 +287,7 @@ def test_a_slow_reader_is_dropped_with_a_word_and_others_are_served(rig: Rig) ->
     piece = framed(b"\x81\xa1a\xc6" + struct.pack(">I", 1_000_000) + bytes(1_000_000))
     number = rig.of(Opened)[0].conn
     for _ in range(2 * CLIENT_OUTPUT_BYTES_MAX // 1_000_000):
-        rig.door.send([(number, piece)])
+        rig.door.finish(Done(messages=[(number, piece)]))
         assert rig.door.backlog(number) <= CLIENT_OUTPUT_BYTES_MAX
         assert echo(other)
     last: dict[str, Any] = {}
@@ -316,7 +317,7 @@ def test_last_words_that_nobody_reads_hold_nothing_up(
     assert echo(slow)
     number = rig.of(Opened)[0].conn
     for _ in range(20):
-        rig.door.send([(number, framed(bytes(1_000_000)))])
+        rig.door.finish(Done(messages=[(number, framed(bytes(1_000_000)))]))
     until(lambda: rig.door.backlog(number))
     time.sleep(0.2)
     rig.door.sweep()
@@ -337,8 +338,7 @@ def test_reading_stops_while_the_actor_is_behind(rig: Rig) -> None:
         assert taken >= READ_AHEAD_MESSAGES
         assert taken * 5 <= 2 * 65_536, "one read beyond the limit at most"
         rig.holds = False
-        for came in rig.of(Came):
-            rig.door.handled(came.conn, came.payloads)
+        rig.door.finish(Done([(came.conn, came.payloads) for came in rig.of(Came)]))
         until(lambda: sum(len(came.payloads) for came in rig.of(Came)) > 2 * taken)
 
 

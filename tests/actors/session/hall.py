@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from callboard.errors import CallboardError
 from callboard.home import Home, Order, Runtime, prepare_home, prepare_runtime
 from callboard.ids import fresh_id
 from callboard.messages import (
+    BODIES,
     Beat,
     Body,
     CancelTurn,
@@ -165,7 +166,7 @@ class Hall:
                 except zmq.Again:
                     break
                 header = decode_header(head)
-                if peer == self._peer:
+                if peer == self._peer and header.kind in BODIES:  # others are the links' own
                     self._take(socket is self.store, header, decode_body(header.kind, body))
 
     def _take(self, storage: bool, header: Header, body: Body) -> None:
@@ -237,7 +238,7 @@ class Hall:
 
 
 @contextmanager
-def hall(folder: Path, agent: str, settings: dict[str, str] | None = None) -> Iterator[Hall]:
+def hall(folder: Path, agent: str, settings: dict[str, str] | None = None) -> Generator[Hall]:
     """Set up a hall and take it down again."""
     made = Hall(folder, agent, settings)
     try:

@@ -392,7 +392,7 @@ def test_a_prompt_waits_behind_one_that_is_staged() -> None:
     assert box.drain() == (["a", "b"], False)
 
 
-@pytest.mark.rule("R8", "MBX-5", "RUN-5")
+@pytest.mark.rule("R8", "MBX-5")
 def test_of_two_first_prompts_both_are_taken_and_one_starts() -> None:
     box = Box()
     first = box.prepare("a", commit=False)

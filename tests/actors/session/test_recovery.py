@@ -360,3 +360,24 @@ def _do(past: Past, step: str, number: int) -> None:
         past.cancel(keep_input=step == "keep")
     elif step == "fail" and not fold.calls:
         past.abort(*[name for name in fold.turn.input_ids if name in past.storage.inbox])
+
+
+@pytest.mark.rule("R49", "RUN-5")
+@pytest.mark.parametrize(
+    ("payload", "successful"),
+    [({"error": None}, True), ({}, False), ({"error": "boom"}, False)],
+)
+def test_a_result_is_a_success_only_if_it_says_so(
+    past: Past, payload: dict[str, object], successful: bool
+) -> None:
+    past.put("a")
+    past.start("a")
+    past.call("c1")
+    assert past.turn is not None
+    call = past.storage.fold.calls["c1"]
+    draft = past.scribe.returned(past.turn.turn_id, call.message_id, "c1", "shell", 1, None)
+    assert isinstance(draft.data, PartCreated)
+    kept = {k: v for k, v in draft.data.payload.items() if k != "error"} | payload
+    past.write([draft._replace(data=draft.data.model_copy(update={"payload": kept}))])
+    assert past.storage.fold.turn is not None
+    assert past.storage.fold.turn.had_successful_tool_result is successful
