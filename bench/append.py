@@ -92,7 +92,7 @@ def owner(plane_id: str) -> m.ProcessIdentity:
 
 def opening(session: str, epoch: int) -> m.Append:
     """Begin a turn with a message, so that parts can be appended."""
-    start = {
+    start: dict[str, object] = {
         "turn_id": TURN,
         "epoch": epoch,
         "kind": "continuation",

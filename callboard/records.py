@@ -578,11 +578,13 @@ def read_record(line: bytes, before: str | None, ref: SessionRef, seq: int | Non
     if value.get("workspace_key") != ref.workspace_key or value.get("session_id") != ref.session_id:
         raise LineDamage("identity_mismatch")
     version, kind = value.get("v"), value.get("type")
+    model = RECORDS.get(kind) if isinstance(kind, str) else None
+    if before is None and (model is None or version != RECORD_FORMAT):
+        raise LineDamage("bad_line")  # behind a gap no chain says that this is what was written
     if version != RECORD_FORMAT:
         raise FormatUnsupported(version=str(version))
     if not isinstance(kind, str):
         raise LineDamage("bad_line")
-    model = RECORDS.get(kind)
     if model is None:
         raise FormatUnsupported(type=kind)
     try:

@@ -12,10 +12,10 @@ import os
 import re
 import select
 import signal
+import site
 import socket
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -115,7 +115,8 @@ def _is_installed(root: str) -> bool:
     A folder of installed packages must not go into PYTHONPATH: there it would come before the
     standard library.
     """
-    return root in {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    places = [*site.getsitepackages(), site.getusersitepackages()]
+    return root in {os.path.realpath(place) for place in places}
 
 
 def last_words(stderr: int) -> str:
@@ -144,7 +145,12 @@ def fork_child() -> tuple[int, int]:
     pid = os.fork()
     if pid == 0:
         return 0, -1
-    return pid, os.pidfd_open(pid)
+    try:
+        return pid, os.pidfd_open(pid)
+    except OSError:  # nobody could ever signal it: it must not live
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def reap_forked() -> list[tuple[int, int]]:

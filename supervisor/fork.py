@@ -162,6 +162,16 @@ def raise_oom_score() -> bool:
     return int(_OOM_SCORE.read_text()) == wanted
 
 
+def _rehearse(session: str) -> None:
+    """Let the session module play some turns to nobody: what it writes to is shared (ADR 0034)."""
+    module = import_module(session)
+    rehearse = getattr(module, "rehearse", None)
+    if rehearse is not None:
+        rehearse()
+        rehearse("replay", 1, {"replay.speed": "max"})
+    gc.collect()
+
+
 def main(fd: int) -> int:
     """Serve until told to stop, or until the supervisor is gone."""
     channel = socket.socket(fileno=fd)
@@ -173,6 +183,7 @@ def main(fd: int) -> int:
     session = cast("str", head["session"])
     for name in (*PRELOAD, session, *cast("list[str]", head["preload"])):
         import_module(name)
+    _rehearse(session)
     gc.disable()  # a collection would write to every object's page
     gc.freeze()
     return _ForkProcess(channel, order, session).serve()

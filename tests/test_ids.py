@@ -159,7 +159,7 @@ def test_a_turn_id_rises_whatever_the_clock_says() -> None:
         after = next_ulid(last)
         assert after > last
         last = after
-    assert next_ulid("") <= fresh_ulid()
+    assert next_ulid("")[:10] <= fresh_ulid()[:10]  # the time alone: the rest is random
 
 
 def test_made_ids_have_their_shape() -> None:

@@ -142,6 +142,14 @@ def classify(problem: object) -> Failure:
     return failure(code or "runtime")
 
 
+def unusable(problem: object) -> Failure:
+    """Name why an agent's function was not found: trying again would change nothing (FLR-3)."""
+    cause = classify(problem)
+    return failure("runtime", error=cause.error or "not_found").model_copy(
+        update={"retryable": False}
+    )
+
+
 def read_failure(value: object) -> Failure:
     """Read a stored failure; one that breaks the list's rules reads as `runtime` (FLR-2)."""
     try:

@@ -26,7 +26,7 @@ from callboard.actors.session.agent_calls import (
 )
 from callboard.actors.session.agent_calls import Ticket as CallTicket
 from callboard.actors.session.agents import as_awaitable, resolve
-from callboard.actors.session.failures import classify
+from callboard.actors.session.failures import classify, unusable
 from callboard.actors.session.gate import Gate, Signal, Ticket
 from callboard.actors.session.tools import Tool, as_json, clean, tool
 from callboard.agents import Message, ToolError
@@ -159,6 +159,8 @@ class _Run:
         self._ticket = ticket
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.Future[object] | None = None
+        self._found = False
+        """Whether the agent's function was found; before that, nothing of it has run."""
 
     def start(self) -> None:
         self._task = self._loop.create_task(self._main())
@@ -178,7 +180,7 @@ class _Run:
             if not self.signal.aborted:  # the agent cancelled itself
                 failure = classify(error)
         except BaseException as error:
-            failure = classify(error)
+            failure = classify(error) if self._found else unusable(error)
             facts = {"turn_id": self.view.turn_id, "code": failure.code, **where_of(error)}
             self._host.log("agent_failed", facts)
         aborted = self.signal.aborted
@@ -190,6 +192,7 @@ class _Run:
 
     async def _run(self) -> str | None:
         function = resolve(self.view.agent)
+        self._found = True
         result = await as_awaitable(function(LiveTurn(self)))
         if result is not None and not isinstance(result, str):
             raise InvalidRequest(field="agent", reason="type")

@@ -61,6 +61,7 @@ def json_lines(stream: IO[bytes], limits: ImportLimits) -> Iterator[tuple[int, G
 
     Raises:
         ImportTooLarge: one of these limits was passed.
+
     """
     for number, line in enumerate(_raw_lines(stream, limits), 1):
         whole = line.endswith(b"\n")
@@ -74,6 +75,7 @@ def parse_json(text: str) -> JsonValue:
 
     Raises:
         ValueError: it is not, or the value is nested deeper than DEPTH_MAX.
+
     """
     value, end = _decode(text, len(text) - len(text.lstrip(_BLANK)))
     if text[end:].strip(_BLANK):

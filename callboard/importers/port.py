@@ -185,6 +185,7 @@ class TranscriptImporter(Protocol):
         Args:
             head: its first bytes, at most IMPORT_SNIFF_BYTES; the last line may be cut.
             file_name: its name, without folders.
+
         """
         ...
 
@@ -193,6 +194,7 @@ class TranscriptImporter(Protocol):
 
         Raises:
             ImportTooLarge: a line, the source or the number of items is above its limit.
+
         """
         ...
 
@@ -202,6 +204,7 @@ def counted(items: Iterable[ImportItem], limits: ImportLimits) -> Iterator[Impor
 
     Raises:
         ImportTooLarge: the item after the last allowed one came.
+
     """
     for number, item in enumerate(items, 1):
         if number > limits.items:
@@ -218,6 +221,7 @@ def read_items(
         ImportTooLarge: see `TranscriptImporter.read`.
         ImportMalformed: the importer raised something untyped, or gave something that is no item.
         OSError: the stream could not be read.
+
     """
     try:
         for item in counted(importer.read(stream, limits), limits):

@@ -15,6 +15,7 @@ class Formats:
 
         Raises:
             ValueError: two have one name.
+
         """
         self._importers: dict[str, TranscriptImporter] = {}
         for importer in importers:
@@ -25,6 +26,7 @@ class Formats:
 
         Raises:
             ValueError: there is one of this name.
+
         """
         if importer.name in self._importers:
             raise ValueError(f"there is a transcript format {importer.name} already")
@@ -46,6 +48,7 @@ class Formats:
         Raises:
             ImportFormatUnknown: no such name, no format is sure enough, or two are equally sure;
                 its candidates are the names to choose from.
+
         """
         if name is not None:
             return self._named(name)

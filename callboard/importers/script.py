@@ -90,6 +90,7 @@ def script_of(items: Iterable[ImportItem], *, name: str = "", source: str = "") 
         items: from a `TranscriptImporter`; read once, one at a time.
         name: the script's name; default: the first session's.
         source: the format's name.
+
     """
     builder = _Builder()
     for item in items:
@@ -109,6 +110,7 @@ def read_transcript(path: str | PathLike[str], format_name: str | None = None) -
         ImportMalformed: nothing in it can be played, or it is a script file with a bad line.
         ImportTooLarge: the file, a line or the number of items is above its limit.
         OSError: the file cannot be opened or read.
+
     """
     file = PurePath(fsencode(fspath(path)).decode("utf-8", "replace"))
     limits = ImportLimits()

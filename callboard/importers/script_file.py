@@ -115,6 +115,7 @@ def load_script(stream: IO[bytes], limits: ImportLimits = _LIMITS) -> Script:
     Raises:
         ImportMalformed: not every line is as it should be, or turns are missing.
         ImportTooLarge: the file or a line is above its limit.
+
     """
     lines = _objects(stream, limits)
     number, header = next(lines, (1, None))
@@ -145,6 +146,7 @@ class ScriptImporter:
 
         Raises:
             ImportMalformed: see `load_script`; a script is ours, nothing of it is skipped.
+
         """
         return counted(_items(load_script(stream, limits)), limits)
 

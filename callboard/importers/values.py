@@ -51,6 +51,7 @@ def instant_of(value: JsonValue) -> int | None:
 
     Returns:
         Microseconds since the epoch, or None for what is no instant or lies before the epoch.
+
     """
     if not isinstance(value, str):
         return None

@@ -72,17 +72,15 @@ def test_pages_of_a_listing_make_a_whole(plane: callboard.Plane, tmp_path: Path)
         ran(plane, "new", "--agent", "echo", "--workspace", str(tmp_path)).out.strip()
         for _ in range(5)
     }
-    found, cursor = list[str](), ""
-    while True:
-        words = ["ls", "--workspace", str(tmp_path), "--limit", "2", "--json"]
-        page = json.loads(ran(plane, *words, *(["--cursor", cursor] if cursor else [])).out)
+    found, cursors = list[str](), list[str]()
+    words = ["ls", "--workspace", str(tmp_path), "--limit", "2", "--json"]
+    while not cursors or cursors[-1]:
+        page = json.loads(ran(plane, *words, *(["--cursor", cursors[-1]] if cursors else [])).out)
         found += [row["ref"].split("/")[1] for row in page["rows"]]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            break
-        last = cursor
+        cursors.append(page["next_cursor"])
     assert sorted(found) == sorted(made)
-    other = ran(plane, "ls", "--all", "--limit", "2", "--cursor", last)
+    assert len(cursors) == 3
+    other = ran(plane, "ls", "--all", "--limit", "2", "--cursor", cursors[0])
     assert other.status == 1
     assert other.one_line().startswith("cursor_scope_mismatch: ")
 

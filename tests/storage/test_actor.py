@@ -240,18 +240,22 @@ def test_a_checkpoint_runs_beside_and_is_finished_by_its_message() -> None:
         return jobs[-1]
 
     stage = Stage(runner)
+
+    def running() -> bool:
+        return stage.world.engine.checkpoints.running
+
     text = stage.prepare()
     stage.ask(stage.world.acceptance(text, "m1"))
     stage.world.clock.pass_ms(30_000)
     stage.handle(Timer("maintain"))
-    assert stage.world.engine.checkpoints.running
+    assert running()
     jobs[-1].join()
     for call in io.calls:
         call()
     (ended,) = io.posted
     assert isinstance(ended, JobEnded)
     stage.handle(Posted(ended))
-    assert not stage.world.engine.checkpoints.running
+    assert not running()
     assert stage.world.engine.counters.checkpoints == 1
     stage.handle(Posted(ended))
 
@@ -286,7 +290,7 @@ def test_a_poisoned_engine_ends_the_process_at_once(monkeypatch: pytest.MonkeyPa
         if name == "datasync":
             raise OSError(errno.EIO, path)
 
-    monkeypatch.setattr(actor_module.os, "_exit", exit_now)
+    monkeypatch.setattr("callboard.storage.actor.os._exit", exit_now)
     stage.world.disk.fault = fault
     first = len(stage.io.sent)
     with pytest.raises(Ended) as caught:
@@ -302,7 +306,11 @@ def test_a_request_that_cannot_be_planned_is_refused_and_harms_nobody(
 ) -> None:
     world = World()
     lines: list[tuple[str, Mapping[str, object]]] = []
-    world.engine.log = lambda action, facts: lines.append((action, facts))
+
+    def log(action: str, facts: Mapping[str, object]) -> None:
+        lines.append((action, facts))
+
+    world.engine.log = log
     text = world.create()
     before = world.disk.home()
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import callboard
 from callboard.home import Order, Runtime, prepare_runtime
 from callboard.supervisor import children, fork
 from tests.supervisor.conftest import ended, ref
@@ -50,9 +51,7 @@ class ForkProcess:
         self.fds: list[int] = []
 
     def receive(self) -> tuple[Packet, int]:
-        data, fds, _, _ = socket.recv_fds(
-            self.spawned.channel, 65_536, 4, socket.MSG_CMSG_CLOEXEC
-        )
+        data, fds, _, _ = socket.recv_fds(self.spawned.channel, 65_536, 4, socket.MSG_CMSG_CLOEXEC)
         self.fds += fds
         assert len(fds) <= 1
         return json.loads(data), fds[0] if fds else -1
@@ -183,8 +182,9 @@ def test_no_room_for_a_process_is_an_answer(base: Path) -> None:
     try:
         import resource
 
-        used = len(os.listdir(f"/proc/{made.spawned.pid}/fd"))
-        resource.prlimit(made.spawned.pid, resource.RLIMIT_NOFILE, (used, used))
+        taken = {int(fd) for fd in os.listdir(f"/proc/{made.spawned.pid}/fd")}
+        free = min(set(range(1_000)) - taken)
+        resource.prlimit(made.spawned.pid, resource.RLIMIT_NOFILE, (free, 1_024))
         order = replace(made.order, role="session", session=ref("idle"), nonce="1" * 32)
         made.spawned.channel.send(b'{"fork":1}\n' + order.to_json())
         packet, _ = made.receive()
@@ -229,7 +229,7 @@ def test_the_environment_names_no_folder_relative_to_another(
     else:
         monkeypatch.setenv("PYTHONPATH", before)
     found = children.child_environment({"X": "1"})
-    root = str(Path(children.__file__).parents[1])
+    root = str(Path(callboard.__file__).resolve().parents[1])
     assert found["X"] == "1"
     assert [p for p in found.get("PYTHONPATH", "").split(":") if p and p != root] == after
 

@@ -183,22 +183,49 @@ BAD: list[tuple[str, bytes, dict[str, object]]] = [
     ("deadline -1", message("status", {}, "x1", deadline=-1), {"reason": "deadline"}),
     ("deadline 10^18", message("status", {}, "x1", deadline=10**18), {"reason": "deadline"}),
     ("no id", message("status", {}), {"reason": "field", "field": "id"}),
-    ("a session that is none", message("wait", {"session": "../../etc", "message_id": "m"}, "x1"),
-     {"reason": "format", "field": "workspace"}),
-    ("a path as session", message("wait", {"session": ref(".."), "message_id": "m"}, "x1"),
-     {"reason": "format", "field": "session_id"}),
-    ("a message id that is none", message("send", send_body(message_id="a b"), "x1"),
-     {"reason": "format", "field": "message_id"}),
-    ("bytes in metadata", message("send", send_body(metadata={"b": b"x"}), "x1"),
-     {"reason": "type", "field": "metadata"}),
-    ("no content", message("send", {**send_body(), "content": []}, "x1"),
-     {"reason": "empty", "field": "content"}),
-    ("a relative workspace", message("create_session", {
-        "key": "0" * 32, "workspace": "rel", "session_id": "s", "agent": "echo"}, "x1"),
-     {"reason": "format", "field": "workspace"}),
-    ("a workspace with NUL", message("create_session", {
-        "key": "0" * 32, "workspace": "/a\0b", "session_id": "s", "agent": "echo"}, "x1"),
-     {"reason": "nul", "field": "workspace"}),
+    (
+        "a session that is none",
+        message("wait", {"session": "../../etc", "message_id": "m"}, "x1"),
+        {"reason": "format", "field": "workspace"},
+    ),
+    (
+        "a path as session",
+        message("wait", {"session": ref(".."), "message_id": "m"}, "x1"),
+        {"reason": "format", "field": "session_id"},
+    ),
+    (
+        "a message id that is none",
+        message("send", send_body(message_id="a b"), "x1"),
+        {"reason": "format", "field": "message_id"},
+    ),
+    (
+        "bytes in metadata",
+        message("send", send_body(metadata={"b": b"x"}), "x1"),
+        {"reason": "type", "field": "metadata"},
+    ),
+    (
+        "no content",
+        message("send", {**send_body(), "content": []}, "x1"),
+        {"reason": "empty", "field": "content"},
+    ),
+    (
+        "a relative workspace",
+        message(
+            "create_session",
+            {"key": "0" * 32, "workspace": "rel", "session_id": "s", "agent": "echo"},
+            "x1",
+        ),
+        {"reason": "format", "field": "workspace"},
+    ),
+    (
+        "a workspace with NUL",
+        message(
+            "create_session",
+            {"key": "0" * 32, "workspace": "/a\0b", "session_id": "s", "agent": "echo"},
+            "x1",
+        ),
+        {"reason": "nul", "field": "workspace"},
+    ),
 ]
 
 
@@ -213,8 +240,13 @@ def test_bad_messages_are_refused_with_their_reasons_and_nothing_is_stored(rig: 
             found = {key: answer["body"].get(key) for key in expected}
             assert found == expected, title
             known = "" if title in ("no id",) else "x1"
-            if title not in ("4 G items", "a trailing byte", "an ext type", "invalid UTF-8",
-                             "a surrogate"):
+            if title not in (
+                "4 G items",
+                "a trailing byte",
+                "an ext type",
+                "invalid UTF-8",
+                "a surrogate",
+            ):
                 assert answer.get("cid", "") == known, title
             assert client.call("status")["kind"] == "plane_status", "the connection stays open"
     assert [body.kind for body in rig.stored] == ["gateway_hello"]
@@ -455,9 +487,7 @@ def test_the_urgent_lane_is_not_behind_other_work(rig: Rig) -> None:
     rig.live("a")
     rig.mute.add("a")
     with rig.connect() as client:
-        frames = [
-            message("send", send_body("a", f"m{n}"), f"s{n}") for n in range(50)
-        ]
+        frames = [message("send", send_body("a", f"m{n}"), f"s{n}") for n in range(50)]
         frames.append(message("cancel", {"session": ref("a")}, "c"))
         client.send_raw(b"".join(struct.pack("<I", len(p)) + p for p in frames))
         rig.until(lambda: len([d for d in rig.delivered if d[1].kind != "registered"]) == 51)
