@@ -93,7 +93,7 @@ def _say_metadata(found: SessionMetadata) -> None:
 
 def _message(message: Message) -> Iterator[str]:
     """Give the lines of a message; none of them can be taken for a line of ours."""
-    mark = " (hidden)" if message.hidden else ""
+    mark = " (hidden)" if message.hidden else " (failed)" if message.error else ""
     name = f" {escape(message.name)}" if message.name else ""
     yield f"{message.role}{name}{mark}, {instant(message.created_at)}"
     if message.content:

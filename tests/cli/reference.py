@@ -60,9 +60,10 @@ def cli() -> Iterator[str]:
     yield ""
     yield _text(app.start)
     yield ""
-    yield "Exit status: 0 done · 1 refused or failed · 2 wrong usage · 3 no plane is running · "
-    yield "4 overloaded or timed out · 130 interrupted. An error is one line on the standard error: "
-    yield 'its code, what happened, and the way out; with `--json` one object, `{"error": {…}}`.'
+    yield "Exit status: 0 done · 1 refused or failed · 2 wrong usage · 3 no plane is running ·"
+    yield "4 overloaded or timed out · 130 interrupted. An error is one line on the standard"
+    yield "error: its code, what happened, and the way out; with `--json` one object,"
+    yield '`{"error": {…}}`.'
     yield ""
     yield from _command("callboard", app.start)
     for function in app.COMMANDS:
@@ -131,8 +132,8 @@ def errors() -> Iterator[str]:
     """Describe every code."""
     yield "# Errors"
     yield ""
-    yield "Every refusal is a `callboard.errors` class with a stable code. What goes over a wire is "
-    yield "the code and what it carries, never a message. `fault` says who can put it right: the "
+    yield "Every refusal is a `callboard.errors` class with a stable code. What goes over a wire is"
+    yield "the code and what it carries, never a message. `fault` says who can put it right: the"
     yield "caller, nobody but time (load), an agent's author, the plane itself, or who runs it."
     yield ""
     yield from _table(
@@ -140,12 +141,12 @@ def errors() -> Iterator[str]:
         (
             (
                 f"`{cls.code}`",
-                "–" if cls.http is None else str(cls.http),
+                "-" if cls.http is None else str(cls.http),
                 str(cls.cli),
-                ", ".join(f"`{carry.removesuffix('_')}`" for carry in cls.carries) or "–",
+                ", ".join(f"`{carry.removesuffix('_')}`" for carry in cls.carries) or "-",
                 cls.fault,
                 cls().message,
-                cls.way_out or "–",
+                cls.way_out or "-",
             )
             for cls in CallboardError.__subclasses__()
         ),
@@ -163,7 +164,7 @@ def limits() -> Iterator[str]:
     source = Path(str(callboard.limits.__file__)).read_text(encoding="utf-8")
     yield "# Limits"
     yield ""
-    yield "Reaching one of these is a typed answer, never silence. A limit with a range can be set; "
+    yield "Reaching one of these is a typed answer, never silence. A limit with a range can be set,"
     yield "see [settings](settings.md)."
     heading: list[str] = []
     for line in source.split("\n"):
@@ -179,7 +180,7 @@ def limits() -> Iterator[str]:
 def _limit(name: str, note: str) -> str:
     value: object = getattr(callboard.limits, name)
     low, high = RANGES.get(name, (None, None))
-    span = "" if low is None else f"{low:,} – {high:,}"
+    span = "" if low is None else f"{low:,} to {high:,}"
     shown = f"{value:,}" if type(value) is int else str(value)
     return _row(f"`{name}`", shown, span, note)
 
@@ -191,9 +192,9 @@ def settings() -> Iterator[str]:
     """Describe every setting."""
     yield "# Settings"
     yield ""
-    yield "A later place wins: the default, `callboard/config.toml` in the user's configuration "
-    yield "folder, the environment, a flag or an argument. A key that nobody knows is an error that "
-    yield "names it."
+    yield "A later place wins: the default, `callboard/config.toml` in the user's configuration"
+    yield "folder, the environment, a flag or an argument. A key that nobody knows is an error"
+    yield "that names it."
     yield ""
     texts = _field_texts()
     yield from _table(
@@ -225,7 +226,7 @@ def _shown_default(name: str, value: object) -> str:
 def _range(name: str) -> str:
     for limit, (low, high) in RANGES.items():
         if limit.lower() in (name, f"{name}_max"):
-            return f"{low:,} – {high:,}"
+            return f"{low:,} to {high:,}"
     return ""
 
 

@@ -174,7 +174,7 @@ def test_followers_and_waiters_come_behind_the_batch_that_brought_them() -> None
     assert len(stage.handle(stage.event(stage.world.acceptance(text, "m2")))) == 1
 
 
-@pytest.mark.rule("WCH-1", "FLT-59")
+@pytest.mark.rule("WCH-1")
 def test_a_follower_whose_queue_is_full_is_told_so() -> None:
     stage = Stage()
     text = stage.prepare()
@@ -187,7 +187,6 @@ def test_a_follower_whose_queue_is_full_is_told_so() -> None:
     assert stage.handle(lost) == []
 
 
-@pytest.mark.rule("RLB-21")
 def test_an_answer_that_finds_no_room_is_sent_again() -> None:
     stage = Stage()
     text = stage.prepare()
@@ -260,7 +259,7 @@ def test_a_checkpoint_runs_beside_and_is_finished_by_its_message() -> None:
     stage.handle(Posted(ended))
 
 
-@pytest.mark.rule("FLT-8", "SHD-1")
+@pytest.mark.rule("FLT-8")
 def test_it_answers_what_has_come_and_then_stops_in_order() -> None:
     stage = Stage()
     text = stage.prepare()
@@ -300,7 +299,7 @@ def test_a_poisoned_engine_ends_the_process_at_once(monkeypatch: pytest.MonkeyPa
     assert stage.lines == [("poisoned", {"level": "error", "cause": "sync_journal: EIO"})]
 
 
-@pytest.mark.rule("RLB-18", "DUR-8")
+@pytest.mark.rule("DUR-8")
 def test_a_request_that_cannot_be_planned_is_refused_and_harms_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -329,7 +328,6 @@ def test_a_request_that_cannot_be_planned_is_refused_and_harms_nobody(
     assert "secret" not in str(facts)
 
 
-@pytest.mark.rule("DUR-5")
 def test_states_that_nobody_uses_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions_module, "WEIGHT_MAX", 40_000)
     world = World()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
 
@@ -155,7 +157,7 @@ def test_a_clean_stop_leaves_nothing_to_recover_and_its_place_to_the_next_frame(
     assert list(read_home(world.disk.home())[text].live) == ["m9"]
 
 
-@pytest.mark.rule("FLT-5", "RLB-6")
+@pytest.mark.rule("FLT-5")
 def test_a_clean_stop_whose_sync_was_lost_spoils_nothing_that_follows() -> None:
     """Its pages may say one thing and the disk another: the next frame is written over them."""
     world = World()
@@ -235,10 +237,47 @@ def test_an_unterminated_tail_is_cut() -> None:
     assert world.disk.content(transcript(text)) == expected
 
 
+@pytest.mark.rule("FLT-11")
+def test_a_segments_descriptor_stays_open_from_creation_to_removal() -> None:
+    world = World(segment_bytes=3_000)
+    busy(world)
+    numbers = world.engine.journal.numbers
+    assert len(numbers) > 2
+
+    def open_segments() -> list[str]:
+        return sorted(path for path, _ in world.disk.fds.values() if path.endswith(".log"))
+
+    assert open_segments() == [f"/home/journal/{number:04d}.log" for number in numbers]
+    syncs = {call for call, path in world.disk.log if path.endswith(".log")}
+    assert syncs == {"create", "write", "sync", "datasync"}  # new ones whole, appends fdatasync
+    world.engine.checkpoints.now()
+    assert open_segments() == [f"/home/journal/{world.engine.journal.number:04d}.log"]
+
+
+@pytest.mark.rule("FLT-15")
+def test_storage_makes_names_through_one_module_only() -> None:
+    """FLT-15c: `callboard.home` creates, links, renames and removes; storage asks it to."""
+    banned = {"rename", "replace", "link", "symlink", "unlink", "remove", "mkdir", "makedirs"}
+    banned |= {"rmdir", "removedirs", "open", "mkfifo"}
+    folder = Path(__file__).parents[2] / "storage"
+    for file in ("disk", "files", "segments", "recovery", "durable", "sessions", "engine", "actor"):
+        for node in ast.walk(ast.parse((folder / f"{file}.py").read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                named = f"{node.value.id}.{node.attr}"
+                assert node.value.id != "os" or node.attr not in banned, (file, named)
+
+
+@pytest.mark.rule("FLT-16")
+def test_a_new_home_says_what_it_is_only_when_that_is_durable() -> None:
+    world = World()
+    log = [call for call, path in world.disk.log if "format.json" in path or path == "/home"]
+    assert log[:5] == ["create", "write", "sync", "rename", "sync_dir"]
+
+
 # --- compaction -----------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("INB-2")
+@pytest.mark.rule("INB-2", "FLT-16")
 def test_an_empty_inbox_begins_anew_at_a_checkpoint() -> None:
     world = World()
     text, epoch = busy(world)

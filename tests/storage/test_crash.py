@@ -205,7 +205,7 @@ def cut(disk: MemoryDisk, rng: random.Random) -> MemoryDisk:
 
 
 @pytest.mark.rule("FLT-5", "FLT-6", "FLT-7", "FLT-9", "FLT-10", "FLT-13", "FLT-15", "DUR-1", "F11")
-@pytest.mark.rule("INB-4", "REC-10")
+@pytest.mark.rule("INB-4", "REC-10", "FLT-17")
 @pytest.mark.parametrize("block", range(10))
 def test_what_was_promised_is_there_exactly_once_after_every_cut(block: int) -> None:
     for seed in range(block * 12, block * 12 + 12):
@@ -382,7 +382,6 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.rule("RLB-24")
 @pytest.mark.parametrize(("name", "wrong"), MUTANTS, ids=[name for name, _ in MUTANTS])
 def test_these_tests_see_what_is_forgotten(
     name: str, wrong: Callable[..., None], monkeypatch: pytest.MonkeyPatch

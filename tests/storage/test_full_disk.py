@@ -150,7 +150,7 @@ def test_what_waits_for_room_is_not_lost_with_the_process() -> None:
     assert read_home(world.disk.home())[text].started == ["turn_1"]
 
 
-@pytest.mark.rule("FLT-3", "RLB-6", "F1")
+@pytest.mark.rule("FLT-3", "F1")
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_a_failed_sync_answers_nothing_and_is_never_tried_again(number: int) -> None:
     world = World()

@@ -21,7 +21,7 @@ def at(log: list[tuple[str, str]], name: str, path: str = "") -> int:
     return next(n for n, (call, where) in enumerate(log) if call == name and path in where)
 
 
-@pytest.mark.rule("FLT-2", "DUR-7", "RLB-5")
+@pytest.mark.rule("FLT-2", "DUR-7")
 def test_replies_leave_after_the_sync_and_before_the_files() -> None:
     world = World()
     text = world.create()
@@ -62,7 +62,7 @@ def test_a_batch_has_bounds() -> None:
     assert [call for call, _ in between(world, start)].count("datasync") >= 2  # 16 MiB
 
 
-@pytest.mark.rule("FLT-2", "RLB-8")
+@pytest.mark.rule("FLT-2")
 def test_a_duplicate_in_the_same_batch_waits_for_the_sync_too() -> None:
     world = World()
     text = world.create()
@@ -92,7 +92,7 @@ def test_a_refusal_writes_nothing() -> None:
     assert world.disk.home() == before
 
 
-@pytest.mark.rule("FLT-3", "F3")
+@pytest.mark.rule("FLT-3")
 def test_short_writes_leave_the_same_bytes() -> None:
     homes: list[dict[str, bytes]] = []
     for short in (False, True):
@@ -134,7 +134,6 @@ def test_durable_says_what_is_synced_and_what_stands_in_the_files() -> None:
     assert world.disk.content("/run/durable") == last.to_bytes(8, "little") * 2
 
 
-@pytest.mark.rule("RLB-17")
 def test_an_unknown_kind_is_not_found_and_changes_nothing() -> None:
     world = World()
     before = world.disk.home()

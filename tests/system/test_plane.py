@@ -100,8 +100,7 @@ def test_kills_under_load_lose_and_double_nothing(plane: RealPlane, role: str) -
     for session in sessions:
         fold_laws(plane.records(session))
     assert plane.down() == 0
-    if role in ("storage", "gateway"):
-        assert sum(oracle.refused.values()) == 0, oracle.refused
+    assert set(oracle.refused) <= {"inbox_full"}, "only what a client can put right"
 
 
 @pytest.mark.rule("RLB-16", "F22")
@@ -166,7 +165,7 @@ def test_a_session_that_kills_itself_is_quarantined_and_can_be_released(plane: R
     started = [r for r in plane.records(bad) if r["type"] == "turn_started"]
     assert 1 <= len(started) <= SESSION_RESTARTS_MAX + 1
     assert client.call("release_session", session=bad)["kind"] == "ok"
-    until(lambda: plane.status()["sessions"]["quarantined"] == 1, 60)  # it is what it is
+    until(lambda: plane.status()["sessions"]["quarantined"] == 0)
     assert plane.down() == 0
     fold_laws(plane.records(bad))
 
