@@ -458,7 +458,7 @@ class Desk:
             case messages.StorageGivenUp():
                 self._storage_given_up()
             case messages.Closing():
-                self.is_closing = True
+                self.is_closing = self.permits.closed = True
                 self._reply(peer.routing_id, header.id, messages.Ok())
             case _:
                 pass

@@ -34,6 +34,8 @@ class Permits:
         self._waiting: dict[str, str] = {}
         self.frozen = True
         """Nothing is granted: not all that are held may be known yet (ADM-7a)."""
+        self.closed = False
+        """Nothing is granted any more: the plane stops, and who ended made no room (SHD-1)."""
 
     @property
     def held(self) -> int:
@@ -54,7 +56,7 @@ class Permits:
         return session in self._held or session in self._waiting
 
     def _free(self) -> bool:
-        return not self.frozen and len(self._held) < self._limit
+        return not (self.frozen or self.closed) and len(self._held) < self._limit
 
     def reserve(self, session: str) -> bool:
         """Give a session a permit that it has not asked for, to ride along with an input.

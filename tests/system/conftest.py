@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -248,10 +249,8 @@ def fold_laws(records: list[Body]) -> None:
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Signal a process that may have ended meanwhile."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def names_in(text: str) -> set[str]:

@@ -83,7 +83,7 @@ def test_no_permit_rides_along_where_one_is_held_or_none_is_free() -> None:
     world.from_session("b", m.PermitAsk(), "p1")
     assert world.peer_told("permit")[2] == m.Permit(state="queued", position=1)
     world.from_session("a", m.PermitReturn())
-    to, header, body = world.peer_told("permit")
+    _to, header, body = world.peer_told("permit")
     assert (header.cid, body) == ("p1", m.Permit(state="granted"))
 
 
@@ -367,7 +367,7 @@ def test_a_session_that_was_not_needed_gets_its_input_after_all() -> None:
     world.ask(client, send("a", "m2"))
     up = m.Activating(session=ref("b"), routing_id="b" * 32, pid=3)
     world.from_supervisor(up, cid=activate.id)  # there was a slot
-    to, _, body = world.peer_told("deliver")
+    _to, _, body = world.peer_told("deliver")
     assert isinstance(body, m.Deliver)
     assert body.item.message_id == "m2"
 
@@ -799,7 +799,7 @@ def test_a_closing_plane_refuses_new_work_and_answers_what_is_left() -> None:
     world = Fixture().ready()
     client = world.connect()
     stop = world.ask(client, m.Down())
-    to, header, body = world.peer_told("stop_plane")
+    _to, header, body = world.peer_told("stop_plane")
     assert body == m.StopPlane(reason="asked")
     world.from_supervisor(m.Ok(), cid=header.id)
     assert world.answer(client, stop) == m.Ok()

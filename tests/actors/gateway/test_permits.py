@@ -82,6 +82,16 @@ def test_nothing_is_granted_until_those_who_hold_have_said_so() -> None:
     assert permits.give_back("b") == [Grant("new", "1")]
 
 
+@pytest.mark.rule("SHD-1")
+def test_a_stopping_plane_starts_no_turn_where_one_ended() -> None:
+    permits = broker(limit=1)
+    permits.ask("a", "1")
+    permits.ask("b", "2")
+    permits.closed = True
+    assert permits.give_back("a") == []
+    assert not permits.reserve("c")
+
+
 class Broker(RuleBasedStateMachine):
     """Against a plain list."""
 
