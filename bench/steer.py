@@ -170,7 +170,7 @@ def measure(folder: Path, seconds: float, many: int) -> tuple[dict[str, Figure],
         taken, where = one_after_the_other(session, seconds)
         syncs += bare_fdatasync(folder, FRAME_BYTES, rounds)
     with Plane(folder / "many") as plane:
-        sessions = [_session(plane, folder, poll_ms=10) for _ in range(many)]
+        sessions = [_session(plane, folder, poll_ms=50) for _ in range(many)]
         for each in sessions:
             each.send(TEXT)
         steering = AllAtOnce(sessions)

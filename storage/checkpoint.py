@@ -15,8 +15,8 @@ from callboard.limits import (
     STORAGE_FULL_PROBE_MS,
 )
 from callboard.messages import Ok
-from callboard.storage.admit import Draft
 from callboard.storage.disk import DiskFull
+from callboard.storage.draft import Draft
 from callboard.storage.files import Replacement, SyncJob
 from callboard.storage.frames import Checkpoint, FileMark
 from callboard.storage.state import Inbox

@@ -25,9 +25,9 @@ from callboard.limits import (
 from callboard.logs import Log
 from callboard.messages import Body
 from callboard.records import timestamp
-from callboard.storage.admit import Moment, Plan
 from callboard.storage.checkpoint import Checkpoints, InlineRunner, Runner
 from callboard.storage.disk import Clock, Disk, DiskFull, Poisoned
+from callboard.storage.draft import Moment, Plan
 from callboard.storage.durable import Durable
 from callboard.storage.frames import Commit, Damaged, Epochs, FileMark, pack, size_of
 from callboard.storage.leases import Owners

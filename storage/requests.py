@@ -26,7 +26,8 @@ from callboard.errors import (
 )
 from callboard.ids import check_message_id, parse_ref, workspace_key
 from callboard.records import SessionCreated, check_data, compact
-from callboard.storage.admit import Draft, Moment, Plan, plan_append
+from callboard.storage.admit import plan_append
+from callboard.storage.draft import Draft, Moment, Plan
 from callboard.storage.leases import grant, standing
 from callboard.storage.state import Key, SessionState, digest_of, new_state, pack_key, unpack_key
 

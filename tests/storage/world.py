@@ -166,21 +166,7 @@ class World:
         return body.session
 
     def creation(self, session_id: str = "s1", record_id: str | None = None) -> m.Create:
-        text = ref(session_id)
-        data = {
-            "workspace": WORKSPACE,
-            "session_id": session_id,
-            "root": text,
-            "agent": "echo",
-            "created_at": self.clock.us,
-            "owner": {
-                "kind": "operator",
-                "principal_id": "principal:operator:local",
-                "created_at": self.clock.us,
-            },
-        }
-        record = new("session_created", data, record_id or self.fresh())
-        return m.Create(gateway_epoch=self.gateway, session=text, record=record)
+        return creation(session_id, self.gateway, record_id or self.fresh(), self.clock.us)
 
     def owner(self, nonce: str | None = None, plane: str = PLANE) -> m.ProcessIdentity:
         return m.ProcessIdentity(
@@ -226,6 +212,21 @@ class World:
         )
         self.append(text, epoch, applying(turn_id, message_id, self))
         self.append(text, epoch, *ending(turn_id, [message_id], self, words))
+
+
+def creation(session_id: str, gateway_epoch: int, record_id: str, at: int = 1) -> m.Create:
+    text = ref(session_id)
+    principal = "principal:operator:local"
+    data = {
+        "workspace": WORKSPACE,
+        "session_id": session_id,
+        "root": text,
+        "agent": "echo",
+        "created_at": at,
+        "owner": {"kind": "operator", "principal_id": principal, "created_at": at},
+    }
+    record = new("session_created", data, record_id)
+    return m.Create(gateway_epoch=gateway_epoch, session=text, record=record)
 
 
 def item(message_id: str, words: str = "hi", **more: object) -> m.InboxItem:

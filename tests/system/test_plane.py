@@ -35,7 +35,7 @@ def test_create_send_wait_and_stop(plane: RealPlane) -> None:
         "gateway",
         "session",
     }
-    assert status["sessions"]["live"] == 1
+    until(lambda: plane.status()["sessions"].get("live") == 1)
     assert status["counters"]["inputs_accepted"] == 3
     pids = plane.pids()
     assert plane.down() == 0
