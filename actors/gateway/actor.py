@@ -70,7 +70,7 @@ class Gateway(BusActor):
     def client(self, conn: int, header: Header, body: bytes) -> None:
         """Send to a client, at the end of the batch."""
         try:
-            self._done.messages.append((conn, door_frame(header, body)))
+            self._done.send(conn, door_frame(header, body))
         except CallboardError as error:  # larger than a client takes
             self.io.log("answer_too_large", {"kind": header.kind, "code": error.code})
             self._done.closed.append(conn)

@@ -1,12 +1,8 @@
-"""The clients' door: a Unix stream socket with an acceptor of our own (FLT-41, FLT-46, FLT-59).
+"""The clients' door: a Unix stream socket with an acceptor of our own (FLT-41, FLT-46).
 
-Everything here runs on the I/O thread, but for what is marked. It knows connections and frames, and
-no meaning: `Came` hands whole messages to the actor, which answers through `finish` and decides when
-a connection ends.
-
-Nothing a client does grows without limit: reading stops while the actor has READ_AHEAD of a
-connection before it, and what a slow reader leaves unread is bounded by CLIENT_OUTPUT_BYTES_MAX,
-after which the connection is dropped.
+What is marked runs on the actor's thread, all else on the I/O thread. It knows connections and
+frames, and no meaning: `Came` hands whole messages to the actor, which answers through `finish` and
+decides when a connection ends.
 """
 
 from __future__ import annotations
@@ -20,12 +16,9 @@ import stat
 import struct
 import time
 import zlib
-from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -35,28 +28,17 @@ from callboard.errors import (
     HomeUnsafe,
     NotAuthenticated,
     Overloaded,
-    PayloadTooLarge,
 )
 from callboard.home import open_state, remove_file
 from callboard.limits import (
-    CLIENT_MESSAGE_BYTES_MAX,
-    CLIENT_OUTPUT_BYTES_MAX,
     DOOR_BACKLOG_MAX,
     RUNTIME_PATH_BYTES_MAX,
 )
 from callboard.peer import Io
-from callboard.wire import Header, Unframer, door_frame, error_body
+from callboard.wire import Header, door_frame, error_body
 
 READ_BYTES: Final = 65_536
-READ_AHEAD_MESSAGES: Final = 64
-READ_AHEAD_BYTES: Final = 262_144
-HELLO_BYTES_MAX: Final = 16_384
-"""More than any hello; a stranger gets no buffer of CLIENT_MESSAGE_BYTES_MAX."""
-PIECES_MAX: Final = 256
-"""Messages that go out in one call."""
 PAUSE_MS: Final = 100
-LAST_WORDS_S: Final = 1.0
-"""How long a dropped connection has to read why."""
 _PEER: Final = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LOG_EVERY_S: Final = 60.0
@@ -96,33 +78,17 @@ class Done:
 
     handled: list[tuple[int, list[bytes]]] = field(default_factory=list[tuple[int, list[bytes]]])
     """Messages of a `Came` that were dealt with, so that more is read."""
-    messages: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
-    """Framed messages to send, in order."""
+    messages: dict[int, list[bytes]] = field(default_factory=dict[int, list[bytes]])
+    """Framed messages to send, in order, by connection."""
     closed: list[int] = field(default_factory=list[int])
     """Connections that end after what was sent."""
 
+    def send(self, conn: int, piece: bytes) -> None:
+        """Add a framed message."""
+        self.messages.setdefault(conn, []).append(piece)
+
     def __bool__(self) -> bool:
         return bool(self.handled or self.messages or self.closed)
-
-
-@dataclass(slots=True, eq=False)
-class _Connection:
-    number: int
-    socket: socket.socket
-    unframer: Unframer
-    greeted: bool = False
-    ahead_messages: int = 0
-    """Handed to the actor and not handled yet."""
-    ahead_bytes: int = 0
-    out: deque[bytes] = field(default_factory=deque[bytes])
-    out_bytes: int = 0
-    started: bool = False
-    """A part of the first piece has been written."""
-    reading: bool = True
-    writing: bool = False
-    closing: bool = False
-    """Nothing more is taken; it ends when `out` is written, or at `ends_at`."""
-    ends_at: float = 0.0
 
 
 class Door:
@@ -144,7 +110,7 @@ class Door:
         self._listener: socket.socket | None = None
         self._lock_fd = -1
         self._accepting = False
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._number = 0
         self._said: dict[str, float] = {}
         self.refused = 0
@@ -218,7 +184,7 @@ class Door:
             _say_and_close(made, refusal)
             return
         self._number += 1
-        connection = _Connection(self._number, made, Unframer(CLIENT_MESSAGE_BYTES_MAX))
+        connection = Connection(self._number, made)
         self._connections[self._number] = connection
         self._io.add_fd(made.fileno(), partial(self._on_ready, connection))
         self._io.post(Opened(self._number))
@@ -250,16 +216,16 @@ class Door:
             self._said[action] = now
             self._io.log(action, facts)
 
-    # ---- Reading ----
+    # ---- Reading and writing ----
 
-    def _on_ready(self, connection: _Connection, mask: int) -> None:
+    def _on_ready(self, connection: Connection, mask: int) -> None:
         if mask & select.EPOLLOUT:
-            self._write(connection)
+            self._go_on(connection)
         if connection.number in self._connections and mask & ~select.EPOLLOUT:
             self._read(connection)
 
-    def _read(self, connection: _Connection) -> None:
-        if not connection.reading:
+    def _read(self, connection: Connection) -> None:
+        if not connection.is_read:
             self._end(connection)  # only an error or its end is told while nothing is read
             return
         try:
@@ -268,134 +234,64 @@ class Door:
             return
         except OSError:
             data = b""
-        if not data:
+        taken = connection.feed(data) if data else None
+        if taken is None:
             self._end(connection)
-        elif not connection.closing:
-            self._take(connection, data)
-
-    def _take(self, connection: _Connection, data: bytes) -> None:
-        refused: CallboardError | None = None
-        try:
-            payloads = connection.unframer.feed(data)
-        except PayloadTooLarge as error:
-            payloads, refused = connection.unframer.whole, error
-        if not connection.greeted and connection.unframer.pending > HELLO_BYTES_MAX:
-            self._end(connection)  # no hello is that long
-            return
-        if refused is not None:
-            self._stop_reading(connection)
-        if payloads or refused is not None:
-            connection.greeted = True
-            connection.ahead_messages += len(payloads)
-            connection.ahead_bytes += sum(map(len, payloads))
-            self._io.post(Came(connection.number, payloads, refused))
+        elif taken.payloads or taken.refused is not None:
+            self._io.post(Came(connection.number, taken.payloads, taken.refused))
             self._watch(connection)
 
-    def _stop_reading(self, connection: _Connection) -> None:
-        connection.ahead_messages += READ_AHEAD_MESSAGES  # never handled: never read again
-
-    def _watch(self, connection: _Connection) -> None:
+    def _watch(self, connection: Connection) -> None:
         """Read only as far ahead as the actor may fall behind; write only when there is a need."""
-        behind = (
-            connection.ahead_messages >= READ_AHEAD_MESSAGES
-            or connection.ahead_bytes >= READ_AHEAD_BYTES
-        )
-        reading, writing = not behind, bool(connection.out)
-        if (reading, writing) != (connection.reading, connection.writing):
-            connection.reading, connection.writing = reading, writing
+        wanted = connection.wanted()
+        if wanted is not None:
+            reading, writing = wanted
             self._io.modify_fd(connection.socket.fileno(), write=writing, read=reading)
 
-    # ---- Writing ----
-
-    def _write(self, connection: _Connection) -> None:
-        out = connection.out
-        try:
-            while out and _sent_all(connection):
-                pass
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._end(connection)
-            return
-        if connection.closing and not out:
-            self._end(connection)
-        else:
+    def _go_on(self, connection: Connection) -> None:
+        """Write what waits; end what is done with."""
+        if connection.flush():
             self._watch(connection)
+        else:
+            self._end(connection)
 
-    def _end(self, connection: _Connection) -> None:
+    def _end(self, connection: Connection) -> None:
         if self._connections.pop(connection.number, None) is not None:
             self._io.remove_fd(connection.socket.fileno())
-            connection.socket.close()
+            connection.end()
             self._io.post(Gone(connection.number))
 
-    def _add(self, connection: _Connection, data: bytes) -> None:
-        """Keep data for a connection, or drop it for reading too slowly (FLT-59b)."""
-        if connection.closing:
-            return
-        if connection.out_bytes + len(data) <= CLIENT_OUTPUT_BYTES_MAX:
-            connection.out.append(data)
-            connection.out_bytes += len(data)
-            return
-        self._log("door_slow_reader", {"bytes": connection.out_bytes})
-        refusal = Overloaded(resource="socket", limit=CLIENT_OUTPUT_BYTES_MAX)
-        self._last_words(connection, door_frame(Header("error"), error_body(refusal)))
-
-    def _last_words(self, connection: _Connection, data: bytes) -> None:
-        """Let a connection end with these words instead of what waits behind the present piece."""
-        begun = [connection.out[0]] if connection.started else []
-        connection.out = deque([*begun, data])
-        connection.out_bytes = sum(map(len, connection.out))
-        connection.closing = True
-        connection.ends_at = time.monotonic() + LAST_WORDS_S
-        self._stop_reading(connection)
-
-    def _do_send(self, batch: Iterable[tuple[int, bytes]]) -> None:
-        touched: dict[int, _Connection] = {}
-        for number, data in batch:
-            connection = self._connections.get(number)
-            if connection is not None:
-                self._add(connection, data)
-                touched[number] = connection
-        for connection in touched.values():
-            self._write(connection)
-
-    def _do_handled(self, conn: int, count: int, size: int) -> None:
-        connection = self._connections.get(conn)
-        if connection is not None:
-            connection.ahead_messages -= count
-            connection.ahead_bytes -= size
-            self._watch(connection)
-
-    def _do_close(self, conn: int) -> None:
-        connection = self._connections.get(conn)
-        if connection is None:
-            return
-        if not connection.out:
-            self._end(connection)
-            return
-        connection.closing = True
-        connection.ends_at = time.monotonic() + LAST_WORDS_S
-        self._stop_reading(connection)
-        self._write(connection)
-
-    def _do_finish(self, done: Done) -> None:
-        for conn, payloads in done.handled:
-            self._do_handled(conn, len(payloads), sum(map(len, payloads)))
-        self._do_send(done.messages)
-        for conn in done.closed:
-            self._do_close(conn)
+    def _attend(self, touched: set[int], closed: list[int]) -> None:
+        """Go on where the actor's thread could not."""
+        for number in closed:
+            if (connection := self._connections.get(number)) is not None:
+                connection.begin_closing()
+                touched.add(number)
+        for number in touched:
+            if (connection := self._connections.get(number)) is not None:
+                self._go_on(connection)
 
     def _do_sweep(self) -> None:
         now = time.monotonic()
         for connection in list(self._connections.values()):
-            if connection.closing and connection.ends_at <= now:
+            if connection.is_overdue(now):
                 self._end(connection)
 
-    # ---- From any thread ----
+    # ---- From the actor's thread ----
 
     def finish(self, done: Done) -> None:
         """Do what a batch of the actor's came to; to a connection that is gone: nothing."""
-        self._io.call_io(lambda: self._do_finish(done))
+        touched: set[int] = set()
+        for number, payloads in done.handled:
+            connection = self._connections.get(number)
+            if connection is not None and connection.handled(payloads):
+                touched.add(number)
+        for number, pieces in done.messages.items():
+            connection = self._connections.get(number)
+            if connection is not None and connection.write(pieces):
+                touched.add(number)
+        if touched or done.closed:
+            self._io.call_io(lambda: self._attend(touched, done.closed))
 
     def sweep(self) -> None:
         """End connections whose last words were not read; to be called now and then."""
@@ -410,20 +306,6 @@ class Door:
     def connections(self) -> int:
         """Count the connections; a moment old."""
         return len(self._connections)
-
-
-def _sent_all(connection: _Connection) -> bool:
-    """Write some pieces in one call; false if they did not go whole."""
-    out = connection.out
-    sent = connection.socket.sendmsg(islice(out, PIECES_MAX))
-    connection.out_bytes -= sent
-    while out and sent >= len(out[0]):
-        sent -= len(out.popleft())
-        connection.started = False
-    if sent:
-        out[0] = out[0][sent:]
-        connection.started = True
-    return not sent
 
 
 def _say_and_close(made: socket.socket, refusal: CallboardError) -> None:

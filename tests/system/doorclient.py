@@ -102,6 +102,12 @@ class DoorClient(Wire):
 
     def ask(self, kind: str, request: str = "", deadline: int = 0, **body: object) -> str:
         """Send a request and give its id."""
+        return self.request(kind, body, request, deadline)
+
+    def request(
+        self, kind: str, body: dict[str, object], request: str = "", deadline: int = 0
+    ) -> str:
+        """Send a request with a body as it stands and give its id."""
         if not request:
             self._count += 1
             request = f"r{self._count}"
@@ -118,11 +124,12 @@ class DoorClient(Wire):
             self._early.setdefault(found.get("cid", ""), []).append(found)
 
     def call(self, kind: str, **body: object) -> Body:
-        return self.answer(self.ask(kind, **body))
+        return self.answer(self.request(kind, body))
 
     def send_text(self, session: str, message_id: str, text: str = "hi", **more: object) -> str:
         content = [{"type": "text", "text": text}]
-        return self.ask("send", session=session, message_id=message_id, content=content, **more)
+        body = {"session": session, "message_id": message_id, "content": content, **more}
+        return self.request("send", body)
 
 
 def connect(path: Path, token_path: Path, within_s: float = PATIENCE_S) -> DoorClient:

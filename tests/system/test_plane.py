@@ -207,7 +207,7 @@ def test_a_full_disk_refuses_and_goes_on_when_there_is_room(plane: RealPlane) ->
     resource.prlimit(storage, resource.RLIMIT_FSIZE, old)
 
     def accepted() -> bool:
-        return client.answer(client.send_text(session, "big", text))["kind"] == "receipt"
+        return bool(client.answer(client.send_text(session, "big", text))["kind"] == "receipt")
 
     until(accepted, 5)
     assert client.call("wait", session=session, message_id="big")["body"]["outcome"] == "completed"
@@ -224,7 +224,7 @@ def test_more_sessions_than_slots_take_turns(plane: RealPlane) -> None:
         for session in sessions:
 
             def sent(s: str = session, m: str = f"m{round_}") -> bool:
-                return client.answer(client.send_text(s, m))["kind"] == "receipt"
+                return bool(client.answer(client.send_text(s, m))["kind"] == "receipt")
 
             until(sent)
             done = client.call("wait", session=session, message_id=f"m{round_}")

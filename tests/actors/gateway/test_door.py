@@ -20,10 +20,9 @@ from typing import Any
 import pykka
 import pytest
 
-from callboard.actors.gateway import door as door_module
+from callboard.actors.gateway import connection as connection_module
+from callboard.actors.gateway.connection import HELLO_BYTES_MAX, READ_AHEAD_MESSAGES
 from callboard.actors.gateway.door import (
-    HELLO_BYTES_MAX,
-    READ_AHEAD_MESSAGES,
     Came,
     Done,
     Door,
@@ -57,10 +56,10 @@ class Echo(BusActor):
             match event.value:
                 case Came(conn, payloads, refused):
                     if refused is not None:
-                        done = Done(messages=[(conn, framed(b"refused"))], closed=[conn])
+                        done = Done(messages={conn: [framed(b"refused")]}, closed=[conn])
                         self._rig.door.finish(done)
                     elif not self._rig.holds:
-                        echoes = [(conn, framed(payload)) for payload in payloads]
+                        echoes = {conn: [framed(payload) for payload in payloads]}
                         self._rig.door.finish(Done([(conn, payloads)], echoes))
                 case Paused():
                     self.io.call_io(self._rig.door.resume)
@@ -287,7 +286,7 @@ def test_a_slow_reader_is_dropped_with_a_word_and_others_are_served(rig: Rig) ->
     piece = framed(b"\x81\xa1a\xc6" + struct.pack(">I", 1_000_000) + bytes(1_000_000))
     number = rig.of(Opened)[0].conn
     for _ in range(2 * CLIENT_OUTPUT_BYTES_MAX // 1_000_000):
-        rig.door.finish(Done(messages=[(number, piece)]))
+        rig.door.finish(Done(messages={number: [piece]}))
         assert rig.door.backlog(number) <= CLIENT_OUTPUT_BYTES_MAX
         assert echo(other)
     last: dict[str, Any] = {}
@@ -312,12 +311,12 @@ def test_a_slow_reader_is_dropped_with_a_word_and_others_are_served(rig: Rig) ->
 def test_last_words_that_nobody_reads_hold_nothing_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_module, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(connection_module, "LAST_WORDS_S", 0.1)
     slow = rig.connect()
     assert echo(slow)
     number = rig.of(Opened)[0].conn
     for _ in range(20):
-        rig.door.finish(Done(messages=[(number, framed(bytes(1_000_000)))]))
+        rig.door.finish(Done(messages={number: [framed(bytes(1_000_000))]}))
     until(lambda: rig.door.backlog(number))
     time.sleep(0.2)
     rig.door.sweep()

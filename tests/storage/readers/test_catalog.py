@@ -62,7 +62,7 @@ both = pytest.mark.parametrize("way", ["index", "scan"])
 @pytest.fixture(autouse=True)
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test is a process of its own, as far as the index is concerned."""
-    monkeypatch.setattr(catalog, "_off", type(catalog._off)())
+    monkeypatch.setattr(catalog, "indexes_off", catalog.IndexesOff())
 
 
 def index(maker: HomeMaker, way: Way = "index") -> None:
@@ -670,7 +670,7 @@ def test_an_index_that_cannot_be_used(
     writer = IndexWriter.open(maker.home, maker.last)
     assert writer.on
     writer.close()
-    catalog._off.__init__()
+    monkeypatch.setattr(catalog, "indexes_off", catalog.IndexesOff())
     if damage is break_ahead:
         return  # a commit never goes back
     assert plain(page(maker, "index", limit=3)) == plain(expected)
