@@ -66,6 +66,15 @@ def _connect(path: Path, *, write: bool) -> Database:
     return Database(path, _QUERIES, write=write, busy_ms=INDEX_BUSY_TIMEOUT_MS)
 
 
+def _has_rows(db: Database) -> bool:
+    """Tell whether the table of rows is there: the state alone may have survived."""
+    try:
+        db.plain("SELECT 1 FROM sessions LIMIT 0")
+    except apsw.SQLError:
+        return False
+    return True
+
+
 # --- writing --------------------------------------------------------------------------------------
 
 
@@ -181,7 +190,7 @@ class IndexWriter:
         """Make the tables anew if another version, another home or nobody made these."""
         found = read_format(self._home)
         self._home_id = found.home_id if found else ""
-        if _state_of(db, self._home_id) is not None:
+        if _state_of(db, self._home_id) is not None and _has_rows(db):
             return
         with db:
             db.run("drop")

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from callboard.actors.gateway.connection import Connection
 from callboard.errors import (
     CallboardError,
     HomeInUse,

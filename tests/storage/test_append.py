@@ -256,7 +256,7 @@ def test_a_wrong_first_seq_writes_nothing(world: World) -> None:
     world.append(text, epoch, [started("turn_1", epoch, [], world)], first_seq=2)
 
 
-@pytest.mark.rule("RUN-3", "MBX-18", "R58")
+@pytest.mark.rule("RUN-3", "MBX-18", "FLH-2", "R58")
 def test_turns_begin_and_end_once(world: World) -> None:
     text, epoch = open_session(world)
     refused(world, appending(text, epoch, [terminal("turn_1", [], world)]), TurnNotActive)

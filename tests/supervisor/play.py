@@ -18,16 +18,18 @@ class World:
     now: int = 0
     random01: float = 0.5
     plane: Plane = field(init=False)
-    told: list[tree.Instruction] = field(default_factory=list)
-    living: dict[str, int] = field(default_factory=dict)
+    told: list[tree.Instruction] = field(default_factory=list[tree.Instruction])
+    living: dict[str, int] = field(default_factory=dict[str, int])
     """The run of each process that exists."""
-    asked_to_stop: set[str] = field(default_factory=set)
-    timers: list[tuple[int, int, tree.Event]] = field(default_factory=list)
+    asked_to_stop: set[str] = field(default_factory=set[str])
+    timers: list[tuple[int, int, tree.Event]] = field(
+        default_factory=list[tuple[int, int, tree.Event]]
+    )
     auto: bool = True
     """Programs become ready, forked sessions exist, and stopping ones end, by themselves."""
-    deaf: set[str] = field(default_factory=set)
+    deaf: set[str] = field(default_factory=set[str])
     """They do not end when asked to."""
-    owed: list[str] = field(default_factory=list)
+    owed: list[str] = field(default_factory=list[str])
     """Sessions that were asked for and got no answer."""
 
     def __post_init__(self) -> None:

@@ -184,7 +184,8 @@ def test_a_session_is_not_started_between_its_quarantine_and_its_durability() ->
     world.run()
     world.tell(tree.Wanted(A))  # it was released: only then does the gateway ask again
     world.run()
-    assert world.last == tree.Granted(A, world.living[A])
+    answer: object = world.last
+    assert answer == tree.Granted(A, world.living[A])
     assert A not in world.plane.quarantined
 
 
@@ -397,7 +398,8 @@ def test_a_stopping_plane_refuses_and_starts_nothing_but_the_storage_it_still_ne
     world.run(RESTART_BACKOFF_MS * 2)
     assert "storage" in world.living, "A still has its terminal to write"
     world.run(SHUTDOWN_HARD_MS)
-    assert world.last == tree.End(0)
+    answer: object = world.last
+    assert answer == tree.End(0)
 
 
 def test_who_waits_for_a_slot_is_told_that_the_plane_closes() -> None:

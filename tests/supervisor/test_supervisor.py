@@ -49,7 +49,7 @@ def test_a_plane_starts_in_order_and_stops_in_reverse(plane: StubPlane) -> None:
 
 @pytest.mark.rule("FLT-62", "PRN-4")
 def test_the_operator_token_is_new_private_and_ends_with_the_plane(plane: StubPlane) -> None:
-    tokens = set()
+    tokens: set[str] = set()
     for _ in range(2):
         launched = plane.up()
         found = plane.runtime.operator_token
@@ -99,7 +99,7 @@ def test_the_home_lock_is_inherited_by_nobody(plane: StubPlane) -> None:
     launched = plane.up()
     plane.activate("idle")
     plane.note(event="session")
-    holders = []
+    holders: list[int] = []
     for pid in {launched.pid, *plane.pids()}:
         links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
         holders += [pid] * (str(plane.home.lock) in links)
@@ -423,13 +423,13 @@ def test_nobody_listens_where_nobody_should(plane: StubPlane) -> None:
     plane.up()
     plane.activate("idle")
     plane.note(event="session")
-    inodes = set()
+    inodes: set[str] = set()
     for pid in plane.pids():
         for fd in os.listdir(f"/proc/{pid}/fd"):
             target = os.readlink(f"/proc/{pid}/fd/{fd}")
             if target.startswith("socket:"):
                 inodes.add(target[8:-1])
-    listening = set()
+    listening: set[str] = set()
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[6] in inodes and int(fields[3], 16) & 0x10000:

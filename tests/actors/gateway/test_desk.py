@@ -73,7 +73,7 @@ def test_no_permit_rides_along_where_one_is_held_or_none_is_free() -> None:
     client = world.connect()
     world.live("a")
     world.live("b")
-    permits = []
+    permits: list[bool] = []
     for session, message_id in (("a", "1"), ("a", "2"), ("b", "3")):
         world.ask(client, send(session, message_id))
         _, _, body = world.peer_told("deliver")

@@ -28,7 +28,7 @@ class Process:
     name: str
     routing_id: str
     registered: bool = False
-    inbox: list[tuple[Header, m.Body]] = field(default_factory=list)
+    inbox: list[tuple[Header, m.Body]] = field(default_factory=list[tuple[Header, m.Body]])
     permit: bool = False
     reachable: bool = True
 

@@ -355,10 +355,15 @@ def test_a_slow_sender_keeps_nobody_waiting(rig: Rig) -> None:
 def test_no_room_for_a_connection_pauses_the_door(base: Path, number: int) -> None:
     lines: list[str] = []
     rig = Rig(base)
-    rig.io.log = lambda action, _facts: lines.append(action)
+
+    def log(action: str, _facts: object) -> None:
+        lines.append(action)
+
+    rig.io.log = log
     rig.door.open()
     listener = rig.door._listener  # pyright: ignore[reportPrivateUsage]
     assert listener is not None
+    real: socket.socket = listener
 
     class Full:
         failures = 3
@@ -367,10 +372,10 @@ def test_no_room_for_a_connection_pauses_the_door(base: Path, number: int) -> No
             if self.failures:
                 self.failures -= 1
                 raise OSError(number, os.strerror(number))
-            return listener.accept()
+            return real.accept()
 
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-            return getattr(listener, name)
+            return getattr(real, name)
 
     rig.door._listener = Full()  # type: ignore[assignment]  # pyright: ignore
     rig._thread.start()  # pyright: ignore[reportPrivateUsage]

@@ -49,12 +49,16 @@ class Answer:
 class Ports:
     """What the desk sent, as messages on their way."""
 
-    answers: dict[tuple[int, str], Answer] = field(default_factory=dict)
-    streamed: list[tuple[int, str, m.Records]] = field(default_factory=list)
-    to_storage: deque[tuple[Header, m.Body]] = field(default_factory=deque)
-    to_peers: deque[tuple[str, Header, m.Body]] = field(default_factory=deque)
-    closed: list[int] = field(default_factory=list)
-    unread: Counter[int] = field(default_factory=Counter)
+    answers: dict[tuple[int, str], Answer] = field(default_factory=dict[tuple[int, str], Answer])
+    streamed: list[tuple[int, str, m.Records]] = field(
+        default_factory=list[tuple[int, str, m.Records]]
+    )
+    to_storage: deque[tuple[Header, m.Body]] = field(default_factory=deque[tuple[Header, m.Body]])
+    to_peers: deque[tuple[str, Header, m.Body]] = field(
+        default_factory=deque[tuple[str, Header, m.Body]]
+    )
+    closed: list[int] = field(default_factory=list[int])
+    unread: Counter[int] = field(default_factory=Counter[int])
 
     def client(self, conn: int, header: Header, body: bytes) -> None:
         decoded = decode_body(header.kind, body)

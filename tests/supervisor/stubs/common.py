@@ -73,7 +73,10 @@ def serve(
     io.bind_router(link, path, bytes.fromhex(order.plane_secret), runtime.bind_lock)
     ear, mouth = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(mouth)
-    signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def wake_only(_number: int, _frame: object) -> None: ...
+
+    signal.signal(signal.SIGTERM, wake_only)
 
     def stop(_mask: int) -> None:
         note(order.home, event="stopping", role=order.role)

@@ -17,7 +17,11 @@ def main(order: Order) -> int:
     hold_nonce(Runtime(Path(order.runtime)), order.nonce)
     stopped: list[int] = []
     ignore = name.startswith("deaf")
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore else lambda *_: stopped.append(1))
+
+    def stop(_number: int, _frame: object) -> None:
+        stopped.append(1)
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore else stop)
     child = os.fork() if name.startswith("parent") else 0
     if child == 0 and name.startswith("parent"):
         import ctypes
