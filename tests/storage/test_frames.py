@@ -43,7 +43,7 @@ PAYLOADS: st.SearchStrategy[Payload] = st.one_of(
         st.lists(st.tuples(st.text(max_size=9), st.binary(max_size=50)), max_size=3).map(tuple),
         st.none() | EPOCHS,
     ),
-    st.builds(SegmentHeader, st.text(max_size=9), U64, U64, U64, U64, U64, U64, EPOCHS),
+    st.builds(SegmentHeader, st.text(max_size=9), U64, U64, U64, U64, U64, U64, EPOCHS, format=U64),
     st.builds(
         Checkpoint,
         U64,

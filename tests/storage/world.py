@@ -19,7 +19,7 @@ from callboard.storage.engine import Engine, Options, Reply, Request
 from callboard.storage.recovery import recover
 from tests.storage.memory_disk import Crash, KeepAll, MemoryDisk
 
-WORKSPACE = "/work/project"
+WORKSPACE = "/u/project"
 KEY = workspace_key(WORKSPACE)
 PLANE = "plane-1"
 B = TypeVar("B", bound=m.Body)

@@ -204,7 +204,7 @@ def test_the_words_of_a_dying_process_are_read_without_its_data() -> None:
         fd,
         b"Traceback (most recent call last):\n"
         b'  File "/usr/lib/python3/runpy.py", line 7, in x\n'
-        b'  File "/work/main/storage/actor.py", line 42, in y\n'
+        b'  File "/srv/x/storage/actor.py", line 42, in y\n'
         b"    secret()\n"
         b"callboard.errors.Internal: my secret\n",
     )

@@ -98,6 +98,9 @@ class Rig:
 
     def discard(self) -> None:
         """Let go of a loop that never ran."""
+        listener = self.door._listener  # pyright: ignore[reportPrivateUsage]
+        if listener is not None:
+            listener.close()
         self.io._close()  # pyright: ignore[reportPrivateUsage]
 
     def connect(self) -> Wire:

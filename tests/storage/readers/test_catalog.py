@@ -379,6 +379,10 @@ def test_both_paths_agree_however_old_the_index_is(
     """The index is of an earlier commit; what came later is in the journal, or it is not used."""
     shutil.rmtree(short_path / "home", ignore_errors=True)
     maker = HomeMaker(short_path / "home")
+    if ending == "crash":
+        # A start writes files anew from the journal before it feeds an index: no index is ever
+        # made of a file whose damage the journal still covers.
+        operations = [one for one in operations if one[0] != "damage"]
     steps = Steps(maker)
     steps.run(operations[:indexed])
     index(maker)
