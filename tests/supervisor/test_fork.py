@@ -208,7 +208,7 @@ def test_the_words_of_a_dying_process_are_read_without_its_data() -> None:
         b"    secret()\n"
         b"callboard.errors.Internal: my secret\n",
     )
-    assert children.last_words(fd) == "callboard.errors.Internal at main/storage/actor.py:42"
+    assert children.last_words(fd) == "callboard.errors.Internal at x/storage/actor.py:42"
     os.close(fd)
 
 
