@@ -29,7 +29,7 @@ from callboard.records import SessionCreated, check_data, compact
 from callboard.storage.admit import plan_append
 from callboard.storage.draft import Draft, Moment, Plan
 from callboard.storage.leases import grant, standing
-from callboard.storage.state import Key, SessionState, digest_of, new_state, pack_key, unpack_key
+from callboard.storage.state import Key, SessionState, digest_of, new_state, pack_key
 
 if TYPE_CHECKING:
     from callboard.storage.engine import Engine, Request
@@ -225,13 +225,11 @@ def _accept(engine: Engine, body: m.Accept, moment: Moment) -> Plan:
 def _create(engine: Engine, body: m.Create, moment: Moment) -> Plan:
     _gateway(engine, body.gateway_epoch)
     ref = parse_ref(body.session)
-    digest = digest_of([body.record])
     state = engine.sessions.get(body.session)
     if state is not None:
-        packed = state.keys.get(body.record.id)
-        if packed is None:
+        if body.record.id not in state.keys:
             raise SessionExists
-        if unpack_key(packed).digest != digest:
+        if not _asks_for(body.record, state.fold.created):
             raise IdempotencyConflict
         return Plan(m.Created(session=body.session, fresh=False))
     data = check_data(body.record.type, body.record.data)
@@ -246,8 +244,20 @@ def _create(engine: Engine, body: m.Create, moment: Moment) -> Plan:
     draft = Draft(new_state(ref), moment)
     draft.add_records([body.record])
     draft.puts = True
-    key = body.record.id, pack_key(Key(moment.commit, 1, 1, digest))
+    key = body.record.id, pack_key(Key(moment.commit, 1, 1, digest_of([body.record])))
     return draft.plan(m.Created(session=body.session, fresh=True), key)
+
+
+def _asks_for(record: m.NewRecord, first: SessionCreated | None) -> bool:
+    """Tell whether a creation asks for the session that is there (IDN-8).
+
+    When it was asked for is not compared: the gateway writes that down, anew for each try.
+    """
+    again = check_data(record.type, record.data)
+    if first is None or not isinstance(again, SessionCreated):
+        return False
+    owner = again.owner.model_copy(update={"created_at": first.owner.created_at})
+    return again.model_copy(update={"created_at": first.created_at, "owner": owner}) == first
 
 
 def _discard_input(engine: Engine, body: m.DiscardInput, moment: Moment) -> Plan:

@@ -97,10 +97,15 @@ def test_a_session_is_created_once_however_often_it_is_asked_for(world: World) -
             )
         }
     )
+    fields = json.loads(body.record.data)
+    later = {"created_at": fields["created_at"] + 1}
+    stamped = {**fields, **later, "owner": {**fields["owner"], **later}}
+    again = body.model_copy(update={"record": new("session_created", stamped, "a" * 32)})
     answers = world.batch([body, other, body])
     assert [getattr(one, "fresh", None) for one in answers] == [True, None, False]
     for _ in range(2):
         assert world.call(body) == m.Created(session=body.session, fresh=False)
+        assert world.call(again) == m.Created(session=body.session, fresh=False)
         refused(world, other, SessionExists)
         refused(world, changed, IdempotencyConflict)
         world.crash(LoseAll())
