@@ -310,8 +310,13 @@ class _Listing:
             sorted(self._derived(sorted(moved), as_of), key=lambda entry: entry.place),
             key=lambda entry: entry.place,
         )
-        current = (entry for one in entries if (entry := self._current(one)) is not None)
-        return self._make(list(islice(current, self.limit + 1)), as_of, "index")
+        rows: list[_Entry] = []
+        for entry in entries:
+            if len(rows) == self.limit:  # that there is a next one is enough to know (CAT-10)
+                return self._make([*rows, entry], as_of, "index")
+            if (current := self._current(entry)) is not None:
+                rows.append(current)
+        return self._make(rows, as_of, "index")
 
     def _indexed(
         self, index: IndexReader, as_of: int, moved: AbstractSet[SessionRef]
@@ -331,7 +336,9 @@ class _Listing:
             return entry
         grown = file is not None and file.inode == row.file.inode and file.size > row.file.size
         self.warnings.pop(row.ref, None)
-        found = self._read(row.ref, behind=row if grown else None)
+        found = self._read(row.ref, behind=row) if grown else None
+        if found is None or found.row.metadata.damage:  # the whole of it says whether that is so
+            found = self._read(row.ref)
         if found is None:
             return None
         self._note(found.row.metadata)

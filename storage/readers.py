@@ -109,6 +109,7 @@ class HomeReader:
     ) -> None:
         self.home, self.as_of = home, view.as_of
         self._format, self._runtime, self._view = found, runtime, view
+        self._tail: Tail | None = None
 
     @property
     def plane_up(self) -> bool:
@@ -280,7 +281,7 @@ class HomeReader:
 
     def lease(self, ref: SessionRef) -> bytes | None:
         """Give the lease of a session as last granted or released, or none if it never had one."""
-        found = self._view.tail.leases.get(str(ref))
+        found = self._journaled().leases.get(str(ref))
         if found is not None:
             return found
         try:
@@ -351,12 +352,17 @@ class HomeReader:
         """Name the sessions whose transcripts grew after a commit, or none if nobody knows."""
         if commit >= self.as_of:
             return frozenset()
-        tail = self._view.tail
-        if self.plane_up and not tail.overlays:
-            tail = journal_tail(self.home, self.home_id, self.as_of)
-        return tail.changed_since(commit)
+        return self._journaled().changed_since(commit)
 
     # --- beneath
+
+    def _journaled(self) -> Tail:
+        """Give the journal's tail; beside a plane it is read when it is first asked for."""
+        if not self.plane_up or self._view.tail.overlays:
+            return self._view.tail
+        if self._tail is None:
+            self._tail = journal_tail(self.home, self.home_id, self.as_of)
+        return self._tail
 
     def _moved(self, view: View) -> bool:
         """Tell whether the writer that a look found has gone; then what it wrote may be cut."""

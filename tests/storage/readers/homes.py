@@ -262,6 +262,10 @@ class HomeMaker:
     last: int = 0
     books: dict[SessionRef, Book] = field(default_factory=dict[SessionRef, Book])
     journal: Journal = field(default_factory=Journal)
+    sure: dict[SessionRef, int] = field(default_factory=dict[SessionRef, int])
+    """Bytes of each transcript that the last checkpoint promised."""
+    synced: int = 0
+    """Bytes of the journal that must have been synced, since files hold what they say."""
 
     def __post_init__(self) -> None:
         self.home = Home(self.path)
@@ -310,6 +314,7 @@ class HomeMaker:
         self.journal.add(self.last, Commit(tuple(parts), tuple(leases)))
         self._save()
         if files:
+            self.synced = len(self.journal.data)
             for book, _ in changes:
                 self.write(self.home.transcript(book.ref), book.transcript)
             for book, _ in ops:
@@ -327,6 +332,7 @@ class HomeMaker:
             for one in self.books.values()
         ]
         frame = Checkpoint(self.last, 1, tuple(marks), tuple(damaged), Epochs())
+        self.sure = {book.ref: len(book.transcript) for book in self.books.values()}
         self.journal.durable = len(self.journal.data)
         self.journal.add(self.last, frame)
         self._save()

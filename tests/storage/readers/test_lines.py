@@ -163,7 +163,7 @@ def test_the_window_of_record_ids_is_bounded() -> None:
     assert len(check(made.transcript)) == IDEMPOTENCY_KEYS_PER_SESSION_MAX + 6
 
 
-@pytest.mark.rule("REC-12")
+@pytest.mark.rule("REC-1")
 def test_a_line_above_the_limit_is_damage_though_its_chain_is_right() -> None:
     made = book(2)
     empty = len(Book(REF, WORKSPACE).lines(1, [created(REF, WORKSPACE, extra={"a": ""})]))
