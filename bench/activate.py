@@ -102,7 +102,7 @@ class OurForkProcess:
         )
         head = json.dumps({"session": HELLO, "preload": [SESSION]}).encode()
         text = head + b"\n" + self._order.to_json()
-        program = children.Program(fork.__name__, text, True, (lifeline,), children.ARENAS)
+        program = children.Program(fork.__name__, text, two_way=True, inherited=(lifeline,))
         self._spawned = children.spawn(program)
         os.close(lifeline)
         self._spawned.channel.recv(_PACKET)  # ready
@@ -141,7 +141,27 @@ def our_forks(folder: Path, rounds: int) -> list[float]:
 
 
 def forkserver_forks(folder: Path, rounds: int) -> list[float]:
-    """Time multiprocessing's forkserver with the same imports."""
+    """Time multiprocessing's forkserver with the same imports.
+
+    In a program of its own without a main module, which each child would import again.
+    """
+    code = f"from bench.activate import tell_forkserver; tell_forkserver({str(folder)!r}, {rounds})"
+    done = subprocess.run(
+        [sys.executable, "-Pc", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=children.child_environment(),
+    )
+    return [float(line) for line in done.stdout.split()]
+
+
+def tell_forkserver(folder: str, rounds: int) -> None:
+    """Print the seconds of each start."""
+    print(*_forkserver_forks(Path(folder), rounds), sep="\n")
+
+
+def _forkserver_forks(folder: Path, rounds: int) -> list[float]:
     from bench.hello import speak
 
     ear = Ear(folder)
@@ -160,7 +180,7 @@ def interpreters(folder: Path, rounds: int) -> list[float]:
     """Time a new interpreter that imports the same."""
     ear = Ear(folder)
     code = f"import {SESSION}; from bench.hello import speak; speak({str(ear.path)!r})"
-    environment = children.child_environment({})
+    environment = children.child_environment()
     taken: list[float] = []
     for _ in range(rounds):
         started: list[subprocess.Popen[bytes]] = []

@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 
 from callboard.config import Settings
-from callboard.errors import CallboardError, HomeInUse
+from callboard.errors import CallboardError, HomeInUse, Internal
 from callboard.logs import open_log
 from callboard.messages import URGENT_KINDS
 from callboard.peer import Io, mint_token
@@ -46,10 +46,18 @@ def main(fd: int) -> int:
         with reside(settings) as residence:
             return _run(residence, starter, order)
     except CallboardError as error:
-        with suppress(OSError):
-            answer = {"error": error.to_wire(), "message": error.message}
-            starter.send(json.dumps(answer).encode())
+        _refuse(starter, error)
         return LOCK_HELD if isinstance(error, HomeInUse) else REFUSES
+    except OSError as error:  # a disk that is full or read-only, a folder that is not ours
+        _refuse(starter, Internal(f"The home cannot be used: {os.strerror(error.errno or 0)}."))
+        return REFUSES
+
+
+def _refuse(starter: socket.socket, error: CallboardError) -> None:
+    """Tell whoever starts the plane why not, unless it is gone."""
+    with suppress(OSError):
+        answer = {"error": error.to_wire(), "message": error.message}
+        starter.send(json.dumps(answer).encode())
 
 
 def _run(residence: Residence, starter: socket.socket, order: StartOrder) -> int:

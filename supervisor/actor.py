@@ -197,7 +197,7 @@ class Supervisor(BusActor):
         session = self._setup.modules.get("session", tree.SPECS["session"].module)
         head = {"session": session, "preload": self._at.settings.preload}
         text = json.dumps(head).encode() + b"\n" + order.to_json()
-        return children.Program(module, text, True, inherited, children.ARENAS)
+        return children.Program(module, text, two_way=True, inherited=inherited)
 
     def _order(self, start: tree.Start, nonce: str) -> Order:
         scope = start.name if start.role == "session" else ""

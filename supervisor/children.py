@@ -16,15 +16,11 @@ import site
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import callboard
-
-ARENAS: Final = {"MALLOC_ARENA_MAX": "1"}
-"""glibc gives each thread an arena of its own; an actor's threads take turns anyway (ADR 0046)."""
 
 _TRACE_BYTES_MAX: Final = 65_536
 _TRACE_STEP: Final = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+)')
@@ -51,7 +47,6 @@ class Program(NamedTuple):
     two_way: bool = False
     """More than the order will be written to its channel, in whole packets."""
     inherited: tuple[int, ...] = ()
-    environment: Mapping[str, str] = {}
 
 
 def spawn(program: Program) -> Spawned:
@@ -82,7 +77,7 @@ def spawn(program: Program) -> Spawned:
             stderr=stderr,
             pass_fds=(theirs.fileno(), *program.inherited),
             cwd="/",
-            env=child_environment(program.environment),
+            env=child_environment(),
             umask=0o077,
             start_new_session=True,
         )
@@ -97,9 +92,9 @@ def spawn(program: Program) -> Spawned:
     return Spawned(process.pid, pidfd, ours, stderr)
 
 
-def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Give the environment of a process of the plane: ours, but for what names modules."""
-    environment = {**os.environ, **extra}
+    environment = dict(os.environ)
     path = [entry for entry in environment.pop("PYTHONPATH", "").split(":") if entry[:1] == "/"]
     root = str(Path(callboard.__file__).resolve().parents[1])
     if root not in path and not _is_installed(root):

@@ -23,16 +23,18 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn, cast
 
-from callboard.home import Order
+from callboard.home import Home, Order
 from callboard.limits import OOM_SCORE_SESSION
 from callboard.peer import become_child
-from callboard.supervisor import children
+from callboard.supervisor import children, pools
+from callboard.supervisor.signals import trace_crashes
 from callboard.supervisor.tree import MAIN_LOOP_ENDED, STOPPED
 
 PRELOAD: Final = ("callboard.importers",)
@@ -116,8 +118,9 @@ class _ForkProcess:
         status = MAIN_LOOP_ENDED
         try:
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, _nothing)  # it wakes the session, as SIGTERM does
             if self._stop:  # meant for the session, before it had a handler of its own
                 os._exit(STOPPED)
             become_child(self._pid)
@@ -173,18 +176,33 @@ def _rehearse(session: str) -> None:
 
 
 def main(fd: int) -> int:
-    """Serve until told to stop, or until the supervisor is gone."""
+    """Serve until told to stop, or until the supervisor is gone.
+
+    Returns:
+        The exit status; 70 whenever the loop ends otherwise (FLT-26a).
+
+    """
+    try:
+        return _main(fd)
+    except Exception:
+        traceback.print_exc()  # the supervisor reads where, and what kind
+        return MAIN_LOOP_ENDED
+
+
+def _main(fd: int) -> int:
     channel = socket.socket(fileno=fd)
     channel.set_inheritable(False)
     head, order = _read(channel.recv(_PACKET_BYTES_MAX))
     become_child(order.parent_pid)
     os.set_inheritable(order.liveness_fd, False)
     raise_oom_score()
+    trace_crashes(Home(Path(order.home)).logs / "fork.trace")  # of the sessions as well
     session = cast("str", head["session"])
     for name in (*PRELOAD, session, *cast("list[str]", head["preload"])):
         import_module(name)
     _rehearse(session)
     gc.disable()  # a collection would write to every object's page
+    pools.fill_holes()
     gc.freeze()
     return _ForkProcess(channel, order, session).serve()
 

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ from callboard.errors import CallboardError, HomeInUse
 from callboard.home import Home, Order, Runtime, hold_nonce, open_state
 from callboard.logs import open_log
 from callboard.messages import URGENT_KINDS
-from callboard.peer import Io, become_child
+from callboard.peer import MAIN_LOOP_ENDED, Io, become_child
 
 REFUSES: Final = 78
 LOCK_HELD: Final = 75
@@ -50,6 +51,9 @@ def main(fd: int) -> int:
     except CallboardError as error:
         _say(channel, {"error": error.to_wire()})
         return LOCK_HELD if isinstance(error, HomeInUse) else REFUSES
+    except Exception:  # before the loop, which sees to itself (FLT-26a)
+        traceback.print_exc()
+        return MAIN_LOOP_ENDED
 
 
 def _read_all(channel: socket.socket) -> bytes:

@@ -48,6 +48,7 @@ from callboard.records import Owner, SessionCreated, canonical, item_digest
 from callboard.wire import Header, decode_door, encode_body, error_body, validate_body
 
 BAD_INPUT_MS: Final = 10_000
+NAMED_BYTES_MAX: Final = 65_536
 URGENT_MORE: Final = 16
 """Urgent requests that a connection may have beyond CLIENT_REQUESTS_PENDING_MAX."""
 _SIZES: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
@@ -254,7 +255,12 @@ class Border:
 
 
 def _name_of(payload: bytes) -> str:
-    """Find the id of a message that is refused, so that its sender knows which; empty if none."""
+    """Find the id of a message that is refused, so that its sender knows which; empty if none.
+
+    Only of a small one: nothing large is built of bytes that were refused (FLT-54a).
+    """
+    if len(payload) > NAMED_BYTES_MAX:
+        return ""
     try:
         fields: object = unpackb(payload, strict_map_key=False)
         name = cast("dict[object, object]", fields).get("id")

@@ -154,7 +154,10 @@ class Door:
             self._io.add_fd(self._listener.fileno(), self._on_accept)
 
     def shut(self) -> None:
-        """Take no more connections, and remove the name, so that clients know."""
+        """End every connection, take no more, and remove the name, so that clients know."""
+        for connection in list(self._connections.values()):
+            connection.flush()
+            self._end(connection)
         if self._listener is None:
             return
         if self._accepting:

@@ -56,6 +56,7 @@ def ended(pids: list[int], within_s: float) -> list[int]:
 
 class StubPlane:
     def __init__(self, base: Path) -> None:
+        self.base = base
         self.home = Home(base / "h")
         self.launched: list[Launched] = []
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -78,7 +79,15 @@ class StubPlane:
         """Have a stub do something special, see stubs/common.py."""
         Path(f"{self.home.root}.{what}").touch()
 
-    def up(self, *, embedded: bool = True, cwd: str | None = None, **flags: object) -> Launched:
+    def up(
+        self,
+        *,
+        embedded: bool = True,
+        cwd: str | None = None,
+        session: str = MODULES["session"],
+        timeout_s: float = PATIENCE_S,
+        **flags: object,
+    ) -> Launched:
         settings = load_settings({"home": str(self.home.root), **flags}, {}, _no_file(self))
         before = os.getcwd()
         if cwd is not None:
@@ -89,8 +98,8 @@ class StubPlane:
                 settings,
                 detach=False,
                 embedded=embedded,
-                timeout_s=PATIENCE_S,
-                modules=MODULES,
+                timeout_s=timeout_s,
+                modules={**MODULES, "session": session},
             )
         finally:
             os.chdir(before)
@@ -142,7 +151,7 @@ class StubPlane:
 
 
 def _no_file(plane: StubPlane) -> Path:
-    file = Path(f"{plane.home.root}.toml")
+    file = plane.base / "config.toml"
     file.touch(mode=0o600)
     return file
 

@@ -29,6 +29,7 @@ class ForkProcess:
         self.base = base
         self.runtime = Runtime(base / "run")
         prepare_runtime(self.runtime)
+        (base / "h" / "logs").mkdir(parents=True, exist_ok=True)
         self._lifeline, self.ours = os.pipe2(os.O_CLOEXEC)
         self.order = Order(
             role="fork",
@@ -45,7 +46,7 @@ class ForkProcess:
         )
         head = {"session": "tests.supervisor.stubs.session", "preload": ["tests.supervisor.play"]}
         text = json.dumps(head).encode() + b"\n" + self.order.to_json()
-        program = children.Program(fork.__name__, text, True, (self._lifeline,), children.ARENAS)
+        program = children.Program(fork.__name__, text, two_way=True, inherited=(self._lifeline,))
         self.spawned = children.spawn(program)
         self.spawned.channel.settimeout(20)
         self.fds: list[int] = []
@@ -135,8 +136,24 @@ def test_a_forked_session_is_a_process_of_its_own(forks: ForkProcess) -> None:
     assert note["sid"] == pid
     assert note["core"] == 0
     assert note["umask"] == 0o077
-    assert len(note["fds"]) == 5
+    assert len(note["fds"]) == 6
     assert os.getpgid(pid) == pid != os.getpgid(forks.spawned.pid)
+
+
+@pytest.mark.rule("FLT-34")
+def test_crashes_of_sessions_leave_a_trace_without_data(forks: ForkProcess) -> None:
+    pid, pidfd = forks.fork(1, "idle")
+    forks.note("idle")
+    children.send_signal(pidfd, signal.SIGUSR1)
+    trace = forks.base / "h" / "logs" / "fork.trace"
+    end = time.monotonic() + 10
+    while "stubs/session.py" not in trace.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    children.send_signal(pidfd, signal.SIGSEGV)
+    assert forks.receive() == ({"exited": 1, "status": -11}, -1)
+    assert "Segmentation fault" in trace.read_text()
+    assert pid > 0
 
 
 def test_it_is_single_threaded_and_has_preloaded_what_it_was_told(forks: ForkProcess) -> None:
@@ -228,7 +245,8 @@ def test_the_environment_names_no_folder_relative_to_another(
         monkeypatch.delenv("PYTHONPATH", raising=False)
     else:
         monkeypatch.setenv("PYTHONPATH", before)
-    found = children.child_environment({"X": "1"})
+    monkeypatch.setenv("X", "1")
+    found = children.child_environment()
     root = str(Path(callboard.__file__).resolve().parents[1])
     assert found["X"] == "1"
     assert [p for p in found.get("PYTHONPATH", "").split(":") if p and p != root] == after

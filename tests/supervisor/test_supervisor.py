@@ -7,11 +7,20 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from callboard.errors import HomeInUse, HomeUnsafe, InvalidRequest, JournalDamaged
+from callboard.errors import (
+    DeadlineExceeded,
+    HomeInUse,
+    HomeUnsafe,
+    Internal,
+    InvalidRequest,
+    JournalDamaged,
+)
+from callboard.home import Home
 from callboard.limits import SESSION_RESTARTS_MAX, STORAGE_RESTARTS_MAX, TOKEN_BYTES
 from tests.supervisor.conftest import StubPlane, ended, ref, until
 
@@ -78,6 +87,26 @@ def test_a_second_plane_is_told_who_has_the_home(plane: StubPlane) -> None:
     plane.up()
 
 
+@pytest.mark.rule("FLT-28", "RLB-16")
+def test_of_planes_that_start_at_once_one_wins(plane: StubPlane) -> None:
+    outcomes: list[str] = []
+
+    def start() -> None:
+        try:
+            plane.up()
+            outcomes.append("up")
+        except HomeInUse:
+            outcomes.append("in use")
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["in use", "in use", "in use", "up"]
+    assert plane.activate("idle")["event"] == "activating"
+
+
 @pytest.mark.rule("FLT-28")
 def test_a_supervisor_on_a_home_in_use_exits_with_75(plane: StubPlane) -> None:
     plane.up()
@@ -112,7 +141,11 @@ def test_a_session_inherits_nothing_but_its_lifeline(plane: StubPlane) -> None:
     plane.activate("idle")
     note = plane.note(event="session")
     assert note["fds"][:3] == [0, 1, 2]
-    assert len(note["fds"]) == 5, "0, 1, 2, the lifeline, and the folder that lists them"
+    assert len(note["fds"]) == 6, "0, 1, 2, lifeline, trace, and the folder that lists them"
+    folder = Path(f"/proc/{note['pid']}/fd")
+    there = [os.readlink(fd) for fd in folder.iterdir() if int(fd.name) in note["fds"][3:]]
+    assert sum(target.startswith("pipe:") for target in there) == 1
+    assert str(plane.home.logs / "fork.trace") in there
     targets = [os.readlink(f"/proc/{note['pid']}/fd/{fd}") for fd in (0, 1, 2)]
     assert targets == ["/dev/null"] * 3
     assert note["secret"] == ""
@@ -130,6 +163,18 @@ def test_no_process_leaves_a_core(plane: StubPlane) -> None:
         limits = Path(f"/proc/{pid}/limits").read_text()
         line = next(line for line in limits.splitlines() if line.startswith("Max core"))
         assert line.split()[4:6] == ["0", "0"]
+
+
+@pytest.mark.rule("FLT-48")
+def test_every_process_makes_private_files(plane: StubPlane) -> None:
+    plane.up()
+    plane.activate("idle")
+    plane.note(event="session")
+    for pid in plane.pids():
+        assert "Umask:\t0077" in Path(f"/proc/{pid}/status").read_text()
+    for path in plane.home.root.rglob("*"):
+        loose = stat.S_IMODE(path.lstat().st_mode) & 0o077
+        assert not loose or stat.S_ISSOCK(path.lstat().st_mode), path
 
 
 @pytest.mark.rule("FLT-52")
@@ -200,6 +245,47 @@ def test_storage_that_always_dies_leaves_a_plane_that_says_so(plane: StubPlane) 
     tree = plane.tree()
     assert tree["detail"] == "storage is not started again: signal 9"
     assert plane.activate("idle")["body"]["code"] == "storage_unavailable"
+
+
+@pytest.mark.rule("FLT-26", "F20")
+def test_a_fork_process_that_cannot_import_ends_with_70_and_says_where(plane: StubPlane) -> None:
+    launched = plane.up(session="tests.supervisor.stubs.broken")
+    assert launched.wait(60) == 70
+    ends = [n for n in plane.log() if n["action"] == "child_ended" and n["child"] == "fork"]
+    assert {(n["status"], n["why"]) for n in ends} == {
+        (70, "RuntimeError at supervisor/stubs/broken.py:3")
+    }
+
+
+def test_a_start_that_takes_too_long_is_given_up_with_all_its_processes(plane: StubPlane) -> None:
+    plane.want("storage-hangs")
+    with pytest.raises(DeadlineExceeded):
+        plane.up(timeout_s=1.5)
+    assert ended([plane.note(role="storage", event="started")["pid"]], 2.0) == []
+
+
+def test_a_plane_that_is_stopped_while_it_starts_says_so(plane: StubPlane) -> None:
+    plane.want("storage-hangs")
+
+    def stop() -> None:
+        plane.note(role="storage", event="started")
+        status = Path(f"/proc/{plane.note(role='storage')['pid']}/status").read_text()
+        parent = next(line for line in status.splitlines() if line.startswith("PPid"))
+        os.kill(int(parent.split()[1]), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(Internal, match="stopped before it was up"):
+        plane.up()
+    thread.join()
+    assert ended([plane.note(role="storage", event="started")["pid"]], 2.0) == []
+
+
+def test_a_home_that_cannot_be_made_is_told(plane: StubPlane) -> None:
+    plane.home.root.parent.joinpath("flat").write_text("")
+    plane.home = Home(plane.home.root.parent / "flat" / "h")
+    with pytest.raises((Internal, HomeUnsafe)):
+        plane.up()
 
 
 @pytest.mark.rule("FLT-32")

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import select
 import shutil
 import signal
@@ -251,10 +250,6 @@ def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Signal a process that may have ended meanwhile."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def names_in(text: str) -> set[str]:
-    return set(re.findall(r"[a-z_]+", text))
 
 
 @pytest.fixture

@@ -96,8 +96,12 @@ class DoorClient(Wire):
         super().__init__(path, timeout_s)
         self._count = 0
         self._early: dict[str, list[Body]] = {}
-        self.send("hello", {"protocol": PROTOCOL, "token": token, "client": "test"}, "hello")
-        self.welcome = self.receive()
+        try:
+            self.send("hello", {"protocol": PROTOCOL, "token": token, "client": "test"}, "hello")
+            self.welcome = self.receive()
+        except BaseException:
+            self.close()
+            raise
         assert self.welcome["kind"] == "welcome", self.welcome
 
     def ask(self, kind: str, request: str = "", deadline: int = 0, **body: object) -> str:
@@ -138,7 +142,7 @@ def connect(path: Path, token_path: Path, within_s: float = PATIENCE_S) -> DoorC
     while True:
         try:
             return DoorClient(path, token_path.read_text(), within_s)
-        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError, Closed):
+        except (OSError, Closed):
             if time.monotonic() > end:
                 raise
             time.sleep(0.02)

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 from callboard import messages
 from callboard.errors import JournalDamaged
@@ -20,6 +21,8 @@ def main() -> int:
         error = JournalDamaged(segment=3, offset=4096).to_wire()
         channel.sendall(json.dumps({"error": error}).encode() + b"\n")
         return 78
+    if asked_to(order.home, "storage-hangs"):
+        time.sleep(600)
     if asked_to(order.home, "storage-dies"):
         os.kill(os.getpid(), signal.SIGKILL)
 
