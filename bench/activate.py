@@ -27,7 +27,7 @@ from typing import Final
 
 from bench.common import Figure, arguments, percentile, report
 from callboard import Plane
-from callboard.home import Order, Runtime, prepare_runtime
+from callboard.home import Home, Order, Runtime, make_directories, prepare_runtime
 from callboard.supervisor import children, fork
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -86,10 +86,13 @@ class OurForkProcess:
     def __init__(self, folder: Path, ear: Ear) -> None:
         runtime = Runtime(folder / "run")
         prepare_runtime(runtime)
+        home = Home(folder / "home")
+        if not home.logs.exists():
+            make_directories(home.logs, durable=False)  # where the fork process leaves its traces
         lifeline, self._ours = os.pipe2(os.O_CLOEXEC)
         self._order = Order(
             role="fork",
-            home=str(ear.path),
+            home=str(home.root),
             runtime=str(runtime.root),
             plane_id="bench",
             plane_secret="",
@@ -99,6 +102,7 @@ class OurForkProcess:
             parent_pid=os.getpid(),
             liveness_fd=lifeline,
             settings="{}",
+            session=str(ear.path),
         )
         head = json.dumps({"session": HELLO, "preload": [SESSION]}).encode()
         text = head + b"\n" + self._order.to_json()
@@ -111,7 +115,7 @@ class OurForkProcess:
     def start(self) -> None:
         """Order a process."""
         self._run += 1
-        order = replace(self._order, role="session", session="bench/hello")
+        order = replace(self._order, role="session")
         self._spawned.channel.send(b'{"fork":%d}\n' % self._run + order.to_json())
 
     def settle(self) -> None:

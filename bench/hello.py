@@ -15,6 +15,6 @@ def speak(ear: str) -> None:
 
 
 def main(order: Order) -> int:
-    """Be a session that says hello; its home is where to."""
-    speak(order.home)
+    """Be a session that says hello; its reference is where to."""
+    speak(order.session)
     return 0
