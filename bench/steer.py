@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -33,9 +32,13 @@ FRAME_BYTES: Final = 600
 SECONDS: Final = 5.0
 """Of each part."""
 WARM_UP: Final = 100
-IN_FLIGHT: Final = 4
+IN_FLIGHT: Final = 10
 """Inputs of one session under way at the same time."""
+ONE_POLL_MS: Final = 5
+MANY_POLL_MS: Final = 100
+"""How often an agent takes what was steered in: as often as the inbox needs it."""
 _FULL_SECONDS: Final = 0.002
+_REST_SECONDS: Final = 0.02
 
 
 # ---- Raw limits ----
@@ -99,12 +102,16 @@ def one_after_the_other(session: Session, seconds: float) -> tuple[list[float], 
 
 
 class AllAtOnce:
-    """Steers many sessions from one process, each with a few inputs under way."""
+    """Steers many sessions from one process, each with a few inputs under way.
+
+    A session whose inbox is full is left alone for a moment, as a client with manners does.
+    """
 
     def __init__(self, sessions: Sequence[Session]) -> None:
         self.receipts = 0
         self.refused: Counter[str] = Counter()
         self._sessions = sessions
+        self._resting: deque[tuple[float, Session]] = deque()
         self._stopping = False
 
     def run(self, seconds: float) -> float:
@@ -117,12 +124,20 @@ class AllAtOnce:
         for session in self._sessions:
             for _ in range(IN_FLIGHT):
                 self._send(session)
-        time.sleep(seconds / 5)
+        self._look_after(seconds / 5)
         before, begun = self.receipts, time.perf_counter()
-        time.sleep(seconds)
+        self._look_after(seconds)
         rate = (self.receipts - before) / (time.perf_counter() - begun)
         self._stopping = True
         return rate
+
+    def _look_after(self, seconds: float) -> None:
+        """Let time pass, and go on with the sessions that have rested."""
+        until = time.perf_counter() + seconds
+        while (now := time.perf_counter()) < until:
+            while self._resting and self._resting[0][0] <= now:
+                self._send(self._resting.popleft()[1])
+            time.sleep(_REST_SECONDS / 4)
 
     def _send(self, session: Session) -> None:
         if self._stopping:
@@ -130,9 +145,13 @@ class AllAtOnce:
         try:
             future = session.send_nowait(TEXT)
         except CallboardError as error:
-            self.refused[error.code] += 1
+            self._refused(session, error)
             return
         future.add_done_callback(self._next(session))
+
+    def _refused(self, session: Session, error: BaseException) -> None:
+        self.refused[getattr(error, "code", type(error).__name__)] += 1
+        self._resting.append((time.perf_counter() + _REST_SECONDS, session))
 
     def _next(self, session: Session) -> Callable[[Future[Receipt]], None]:
         def done(future: Future[Receipt]) -> None:
@@ -140,11 +159,8 @@ class AllAtOnce:
             if error is None:
                 self.receipts += 1
                 self._send(session)
-                return
-            self.refused[getattr(error, "code", type(error).__name__)] += 1
-            timer = threading.Timer(_FULL_SECONDS, self._send, (session,))
-            timer.daemon = True
-            timer.start()
+            else:
+                self._refused(session, error)
 
         return done
 
@@ -166,11 +182,11 @@ def measure(folder: Path, seconds: float, many: int) -> tuple[dict[str, Figure],
     trips = bare_round_trips(folder, seconds / 5)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     with Plane(folder / "one") as plane:
-        session = _session(plane, folder, poll_ms=1)
+        session = _session(plane, folder, poll_ms=ONE_POLL_MS)
         taken, where = one_after_the_other(session, seconds)
         syncs += bare_fdatasync(folder, FRAME_BYTES, rounds)
     with Plane(folder / "many") as plane:
-        sessions = [_session(plane, folder, poll_ms=50) for _ in range(many)]
+        sessions = [_session(plane, folder, poll_ms=MANY_POLL_MS) for _ in range(many)]
         for each in sessions:
             each.send(TEXT)
         steering = AllAtOnce(sessions)

@@ -24,6 +24,7 @@ _WORKSPACE_KEY: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?-[0-9a-
 _MESSAGE_ID: Final = re.compile(rf"[A-Za-z0-9._:@-]{{1,{MESSAGE_ID_CHARS_MAX}}}\Z")
 _HEX32: Final = re.compile(r"[0-9a-f]{32}\Z")
 _CROCKFORD: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS: Final = tuple(first + second for first in _CROCKFORD for second in _CROCKFORD)
 
 
 class SessionRef(NamedTuple):
@@ -111,8 +112,12 @@ def ulid(milliseconds: int, randomness: bytes) -> str:
         randomness: 10 bytes.
 
     """
-    number = (milliseconds & (1 << 48) - 1) << 80 | int.from_bytes(randomness, "big")
-    return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -5, -5))
+    return _spell((milliseconds & (1 << 48) - 1) << 80 | int.from_bytes(randomness, "big"))
+
+
+def _spell(number: int) -> str:
+    """Spell 130 bits, two characters at a time."""
+    return "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -10, -10)])
 
 
 def fresh_ulid() -> str:
@@ -135,8 +140,7 @@ def next_ulid(after: str) -> str:
     number = 0
     for char in after:
         number = number << 5 | _CROCKFORD.index(char)
-    number += 1
-    return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -5, -5))
+    return _spell(number + 1)
 
 
 def fresh_id() -> str:

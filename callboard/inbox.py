@@ -6,6 +6,7 @@ The session actor's mailbox and the storage actor's accept path share this (ACC-
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -132,14 +133,12 @@ def put_size(
         epoch: the session's epoch in force.
 
     """
+    return _envelope_size(ref, n, commit, epoch) + len(put_data(item))
+
+
+@lru_cache(maxsize=64)  # a session asks for one; the hash chain in it is what costs
+def _envelope_size(ref: SessionRef, n: int, commit: int, epoch: int) -> int:
     line, _ = stamp_op(
-        ref,
-        n=n,
-        commit=commit,
-        epoch=epoch,
-        ts=_TS,
-        op="put",
-        data=put_data(item),
-        before=first_chain(""),
+        ref, n=n, commit=commit, epoch=epoch, ts=_TS, op="put", data=b"", before=first_chain("")
     )
     return len(line)

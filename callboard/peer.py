@@ -1,14 +1,16 @@
 """A process's end of its sockets: connect, receive in batches, send; no meaning.
 
-Every actor of the plane is one process with two threads. The main thread runs `Io`: it alone
-touches the ZeroMQ sockets (FLT-33), and its loop is the process's main loop, so that when it ends
-the process ends (FLT-26). The other thread is the actor, a `BusActor`, which alone touches the
-state. They meet in two places:
+Every actor of the plane is one process, and its main thread does both: it alone touches the ZeroMQ
+sockets (FLT-33), and it alone touches the actor's state. The actor, a `BusActor`, is an actor of
+pykka whose inbox is the loop of `Io` (ADR 0090): asked for the next message, it receives until
+there is one. So the actor's loop is the main loop; when it ends the process ends (FLT-26).
 
-    sockets -> Io -> inlet  --one WAKE per batch-->  actor.handle(events)
-    actor -> io.send -> outbox --one eventfd write per batch--> Io -> sockets
+    inbox.get() -> Io: sockets, timers, descriptors  --one WAKE per batch-->  actor.handle(events)
+    actor -> io.send -> sockets
 
-Nothing is made at import: an `Io` made after a fork owns a ZeroMQ context of its own.
+Other threads (an agent's, a sync's) reach the actor with `actor_ref.tell` or `Io.call_io`, which
+wake the loop. Nothing is made at import: an `Io` made after a fork owns a ZeroMQ context of its
+own.
 """
 
 from __future__ import annotations
@@ -29,15 +31,13 @@ import time
 import traceback
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Lock
 from types import TracebackType
-from typing import Any, ClassVar, Final, Generic, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar, cast
 
 import pykka
 import zmq
@@ -52,10 +52,10 @@ from callboard.limits import (
     SHUTDOWN_EXIT_DELAY_MS,
     STORAGE_QUEUE_BYTES_MAX,
 )
-from callboard.wire import Header, decode_header, encode_header, error_body
+from callboard.wire import Header, decode_header, encode_header
 
 LogHook = Callable[[str, Mapping[str, object]], None]
-"""Takes an action's name and its facts; called on either thread, must not block or raise."""
+"""Takes an action's name and its facts; called on any thread, must not block or raise."""
 
 MAIN_LOOP_ENDED: Final = 70
 """Exit status of a process whose main loop or actor ended unasked (FLT-26)."""
@@ -149,7 +149,7 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """A value that a handler on the I/O thread gave to `Io.post`."""
+    """A value that a handler of the loop gave to `Io.post`."""
 
     value: object
 
@@ -219,6 +219,10 @@ _NEWCOMERS_MAX: Final = 1_024
 _NEWCOMERS: Final = "\0newcomers"  # the one timer that is not the actor's
 _LOG_EVERY_S: Final = 60.0
 _LOG_CAUSES_MAX: Final = 256
+GROUP_MESSAGES_MAX: Final = 64
+"""Messages of one actor's batch to one peer that travel together."""
+GROUP_BYTES_MAX: Final = 262_144
+"""Of their bodies; a larger one travels alone."""
 
 
 class _Outgoing(NamedTuple):
@@ -317,65 +321,51 @@ class _Newcomers:
 
 
 class _Inlet:
-    """What waits for the actor. The I/O thread admits and adds, the actor takes all."""
+    """What has arrived in this turn of the loop and is the actor's next batch.
+
+    It is never refused for want of room: a loop whose batch is full stops receiving, and what
+    comes meanwhile waits in ZeroMQ's queues, whose ends are told at the sender.
+
+    Args:
+        urgent: kinds that come before all others of their batch.
+        count_max: messages of one batch.
+        bytes_max: of their bodies together.
+
+    """
 
     def __init__(self, urgent: frozenset[str], count_max: int, bytes_max: int) -> None:
-        self._urgent_kinds = urgent
+        self._kinds = urgent
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._lock = Lock()
         self._urgent: list[Event] = []
         self._events: list[Event] = []
-        self._count = 0  # of messages and their bodies' bytes, since the actor last took
+        self._count = 0
         self._bytes = 0
-        self._new_count = 0  # of those, what is in the I/O thread's batch
-        self._new_bytes = 0
-        self._told = False  # a WAKE is on its way
 
-    def admit(self, header: Header, size: int) -> Overloaded | None:
-        """Count a message in, or refuse it: a request that is not urgent, when full."""
-        if not header.cid and header.kind not in self._urgent_kinds:
-            if self._count + self._new_count >= self._count_max:
-                return Overloaded(resource="pending_count", limit=self._count_max)
-            if self._bytes + self._new_bytes + size > self._bytes_max:
-                return Overloaded(resource="pending_bytes", limit=self._bytes_max)
-        self._new_count += 1
-        self._new_bytes += size
-        return None
+    def __bool__(self) -> bool:
+        return bool(self._events or self._urgent)
 
     @property
-    def choked(self) -> bool:
-        """Whether even what is never refused (answers, urgent requests) must wait outside."""
-        return (
-            self._count + self._new_count >= 2 * self._count_max
-            or self._bytes + self._new_bytes >= 2 * self._bytes_max
-        )
+    def is_full(self) -> bool:
+        """Whether the actor comes first."""
+        return self._count >= self._count_max or self._bytes >= self._bytes_max
 
-    def add(self, batch: list[Event]) -> bool:
-        """Add events; true if the actor must be told."""
-        urgent: list[Event] = []
-        if kinds := self._urgent_kinds:
-            urgent = [e for e in batch if type(e) is Arrived and e.header.kind in kinds]
-        if urgent:
-            batch = [e for e in batch if not (type(e) is Arrived and e.header.kind in kinds)]
-        with self._lock:
-            self._urgent += urgent
-            self._events += batch
-            self._count += self._new_count
-            self._bytes += self._new_bytes
-            told, self._told = self._told, True
-        self._new_count = self._new_bytes = 0
-        return not told
+    def message(self, event: Arrived) -> None:
+        """Add a message."""
+        self._count += 1
+        self._bytes += len(event.body)
+        (self._urgent if event.header.kind in self._kinds else self._events).append(event)
 
-    def take(self) -> tuple[list[Event], bool]:
-        """Take all, urgent ones first; also whether it may have been choked."""
-        with self._lock:
-            choked = self._count >= self._count_max or self._bytes >= self._bytes_max
-            urgent, events = self._urgent, self._events
-            self._urgent, self._events = [], []
-            self._count = self._bytes = 0
-            self._told = False
-        return (urgent + events if urgent else events), choked
+    def add(self, event: Event) -> None:
+        """Add what is no message."""
+        self._events.append(event)
+
+    def take(self) -> list[Event]:
+        """Take all, urgent ones first."""
+        urgent, events = self._urgent, self._events
+        self._urgent, self._events = [], []
+        self._count = self._bytes = 0
+        return urgent + events if urgent else events
 
 
 # ---- Links ----
@@ -404,71 +394,91 @@ class _Link:
         """Whether there is someone to send to; only a dealer knows."""
 
     def look(self, count_max: int) -> bool:
-        """Send what waited and receive, until there is nothing of either.
+        """Receive, and send what waited, until there is nothing of either.
 
         Every call into ZeroMQ may use up the one signal for both directions, so the last thing
         done before sleeping is to ask for both.
 
+        Args:
+            count_max: groups of messages to receive.
+
         Returns:
-            False if more may be there: the count is reached, or the inlet is choked.
+            False if more may be there: the count is reached, or the actor's batch is full.
 
         """
+        inlet = self.io.inlet
         for _ in range(count_max):
             state = _state(self.socket)
             if self.waiting and self.up and state & _POLLOUT:
                 self.flush()
             elif not state & _POLLIN:
                 return True
-            elif self.io.inlet.choked:
+            elif inlet.is_full:
                 return False
             else:
-                self.receive_one()
+                self.receive()
         return False
 
-    def receive_one(self) -> None:
+    def receive(self) -> None:
+        """Receive the messages of one group."""
         raise NotImplementedError
 
-    def send(self, message: _Outgoing) -> None:
-        """Send, keep, or report as `Unreachable`."""
-        if not self.try_send(message):
-            self.io.batch.append(Unreachable(self.name, message.to, message.header))
-
-    def try_send(self, message: _Outgoing) -> bool:
+    def send(self, messages: list[_Outgoing]) -> None:
+        """Send messages to one peer, in order; report as `Unreachable` what cannot go or wait."""
         raise NotImplementedError
 
     def flush(self) -> None:
         """Send what had to wait, if it can go now."""
 
-    def two_frames(self) -> tuple[zmq.Frame, Header, bytes] | None:
-        """Read the rest of a message, header and body; None, with a log line, if it is no pair."""
-        head: zmq.Frame = self.socket.recv(_NOBLOCK, copy=False)
-        if head.more:
-            body: zmq.Frame = self.socket.recv(_NOBLOCK, copy=False)
-            if not body.more:
-                with suppress(CallboardError):
-                    return head, decode_header(head.bytes), body.bytes
-            last = body
-        else:
-            last = head
-        while last.more:
-            last = self.socket.recv(_NOBLOCK, copy=False)
-        self.drop("bus_malformed", head.bytes)
-        return None
+    def unreachable(self, message: _Outgoing) -> None:
+        """Tell the actor that a message did not go."""
+        self.io.inlet.add(Unreachable(self.name, message.to, message.header))
+
+    def frames(self) -> list[zmq.Frame] | None:
+        """Read the rest of a group, heads and bodies in turn; None if they are no pairs."""
+        receive = self.socket.recv
+        frames = [receive(_NOBLOCK, copy=False)]
+        while frames[-1].more:
+            frames.append(receive(_NOBLOCK, copy=False))
+            if len(frames) > 2 * GROUP_MESSAGES_MAX:
+                while receive(_NOBLOCK, copy=False).more:
+                    pass
+                break
+        if len(frames) % 2 or len(frames) > 2 * GROUP_MESSAGES_MAX:
+            self.drop("bus_malformed", frames[0].bytes)
+            return None
+        return frames
+
+    def arrived(self, peer: Credentials | None, header: Header, body: zmq.Frame) -> None:
+        """Hand a message to the actor."""
+        self.io.inlet.message(Arrived(self.name, peer, header, body.bytes))
 
     def drop(self, action: str, data: bytes) -> None:
+        """Note that something was thrown away."""
         self.io.lines.line(action, self.name, _fingerprint(data))
 
-    def arrived(self, peer: Credentials | None, header: Header, body: bytes) -> None:
-        """Hand a message to the actor, or answer that there is no room for it."""
-        refusal = self.io.inlet.admit(header, len(body))
-        if refusal is None:
-            self.io.batch.append(Arrived(self.name, peer, header, body))
-            return
-        self.io.lines.line("bus_overloaded", self.name, {"kind": header.kind})
-        if header.id:
-            answer = Header("error", cid=header.id)
-            to = peer.routing_id if peer else ""
-            self.try_send(_Outgoing(self.name, answer, error_body(refusal), to))
+
+def _header_of(frame: zmq.Frame) -> Header | None:
+    try:
+        return decode_header(frame.bytes)
+    except CallboardError:
+        return None
+
+
+def _groups(messages: list[_Outgoing]) -> Iterator[list[_Outgoing]]:
+    """Part messages to one peer into what goes out together."""
+    if len(messages) == 1:
+        yield messages
+        return
+    group: list[_Outgoing] = []
+    size = 0
+    for message in messages:
+        size += len(message.body)
+        if group and (size > GROUP_BYTES_MAX or len(group) == GROUP_MESSAGES_MAX):
+            yield group
+            group, size = [], len(message.body)
+        group.append(message)
+    yield group
 
 
 class _Router(_Link):
@@ -479,17 +489,25 @@ class _Router(_Link):
         self._secret = secret
         self._known: OrderedDict[bytes, tuple[str, Credentials]] = OrderedDict()
 
-    def receive_one(self) -> None:
+    def receive(self) -> None:
         routing_id = self.socket.recv(_NOBLOCK)
-        frames = self.two_frames()
+        frames = self.frames()
         if frames is None:
             return
-        head, header, body = frames
-        peer = self._authenticate(routing_id, header.token, head)
-        if peer is None:
-            self.drop("bus_not_authenticated", head.bytes)
+        header = _header_of(frames[0])
+        peer = header and self._authenticate(routing_id, header.token, frames[0])
+        if header is None:
+            self.drop("bus_malformed", frames[0].bytes)
+        elif peer is None:
+            self.drop("bus_not_authenticated", frames[0].bytes)
         elif header.kind != _INTRODUCTION:
-            self.arrived(peer, header, body)
+            self.arrived(peer, header, frames[1])
+            for head, body in zip(frames[2::2], frames[3::2], strict=True):
+                header = _header_of(head)
+                if header is None:
+                    self.drop("bus_malformed", head.bytes)
+                else:
+                    self.arrived(peer, header, body)
 
     def _authenticate(self, routing_id: bytes, token: str, head: zmq.Frame) -> Credentials | None:
         known = self._known.get(routing_id)
@@ -504,14 +522,19 @@ class _Router(_Link):
                 self._known.popitem(last=False)
         return peer
 
-    def try_send(self, message: _Outgoing) -> bool:
-        """Send; only the first frame can be refused, so a message goes whole or not at all."""
-        head = encode_header(message.header)
-        if not self._address(message.to.encode("ascii", "replace")):
-            return False
-        self.socket.send(head, _MORE)
-        self.socket.send(message.body, _NOBLOCK)
-        return True
+    def send(self, messages: list[_Outgoing]) -> None:
+        """Send; only the first frame can be refused, so a group goes whole or not at all."""
+        send = self.socket.send
+        to = messages[0].to.encode("ascii", "replace")
+        for group in _groups(messages):
+            if not self._address(to):
+                for message in group:
+                    self.unreachable(message)
+                continue
+            last = len(group) - 1
+            for at, message in enumerate(group):
+                send(encode_header(message.header), _MORE)
+                send(message.body, _NOBLOCK if at == last else _MORE)
 
     def _address(self, routing_id: bytes) -> bool:
         """Send the first frame, which says to whom; false if that peer is gone or full."""
@@ -542,38 +565,54 @@ class _Dealer(_Link):
         self._token = token
         self.up = False
 
-    def receive_one(self) -> None:
-        frames = self.two_frames()
-        if frames is not None:
-            _, header, body = frames
-            self.arrived(None, header, body)
+    def receive(self) -> None:
+        frames = self.frames()
+        for head, body in zip(frames[::2], frames[1::2], strict=True) if frames else ():
+            header = _header_of(head)
+            if header is None:
+                self.drop("bus_malformed", head.bytes)
+            else:
+                self.arrived(None, header, body)
 
-    def try_send(self, message: _Outgoing) -> bool:
+    def send(self, messages: list[_Outgoing]) -> None:
         """Send or keep; what waits already stays, so the newest is the one with no room."""
-        if self.up and not self.waiting and self._try(message):
-            return True
-        if len(self.waiting) >= BUS_QUEUE_MESSAGES_MAX:
-            return False
-        self.waiting.append(message)
-        return True
+        for group in _groups(messages):
+            if self.up and not self.waiting and self._try(group):
+                continue
+            for message in group:
+                if len(self.waiting) < BUS_QUEUE_MESSAGES_MAX:
+                    self.waiting.append(message)
+                else:
+                    self.unreachable(message)
 
     def flush(self) -> None:
         waiting = self.waiting
-        while self.up and waiting and self._try(waiting[0]):
-            waiting.popleft()
+        while self.up and waiting:
+            group = next(_groups(list(islice(waiting, GROUP_MESSAGES_MAX))))
+            if not self._try(group):
+                return
+            for _ in group:
+                waiting.popleft()
 
-    def _try(self, message: _Outgoing) -> bool:
-        head = encode_header(message.header, self._token)
+    def _try(self, group: Sequence[_Outgoing]) -> bool:
+        """Send a group; only its first frame can be refused."""
+        send, last = self.socket.send, len(group) - 1
+        head = encode_header(group[0].header, self._token)  # one token for all of them
         for _ in range(2):
             try:
-                self.socket.send(head, _MORE)
-                self.socket.send(message.body, _NOBLOCK)
+                send(head, _MORE)
             except zmq.Again:  # the queue looks full until ZeroMQ sees what was taken from it
                 if not _state(self.socket) & _POLLOUT:
                     return False
             else:
-                return True
-        return False
+                break
+        else:
+            return False
+        for at, message in enumerate(group):
+            if at:
+                send(encode_header(message.header), _MORE)
+            send(message.body, _NOBLOCK if at == last else _MORE)
+        return True
 
     def watch(self) -> None:
         """Read the monitor: what became of the connection."""
@@ -583,10 +622,10 @@ class _Dealer(_Link):
             if up != self.up:
                 self.up = up
                 if up:
-                    self._try(_Outgoing(self.name, Header(_INTRODUCTION), b"", ""))
+                    self._try([_Outgoing(self.name, Header(_INTRODUCTION), b"", "")])
                 else:  # what came before the end is told before the end
                     self.look(BUS_QUEUE_MESSAGES_MAX)
-                self.io.batch.append(Connected(self.name) if up else Disconnected(self.name))
+                self.io.inlet.add(Connected(self.name) if up else Disconnected(self.name))
 
 
 # ---- Io ----
@@ -596,10 +635,10 @@ class Io:
     """Owns every socket of a process; `run` is its main loop.
 
     Args:
-        urgent: kinds that the actor gets before all others and that are never refused.
-        inlet_max: events that may wait for the actor. Beyond it, or beyond
-            STORAGE_QUEUE_BYTES_MAX of bodies, requests are answered `overloaded`; answers and
-            urgent requests still get in, up to twice as much, where receiving pauses.
+        urgent: kinds that the actor gets before all others of a batch.
+        inlet_max: messages of one batch; a batch also ends with STORAGE_QUEUE_BYTES_MAX of
+            bodies. What comes meanwhile waits in ZeroMQ's queues, which are limited too, and
+            what finds those full is told at the sender.
         log: gets one line per cause and minute of what was dropped, and why the process ended.
 
     """
@@ -614,8 +653,6 @@ class Io:
         self.log = log
         self.lines = _RateLimitedLog(log)
         self.inlet = _Inlet(urgent, inlet_max, STORAGE_QUEUE_BYTES_MAX)
-        self.batch: list[Event] = []
-        """Events of this turn of the loop; the I/O thread's alone."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._links: dict[str, _Link] = {}
         self._handlers: dict[int, Callable[[int], None]] = {}
@@ -624,17 +661,18 @@ class Io:
         self._zap: zmq.Socket[bytes] | None = None
         self._timers = _Timers()
         self.newcomers = _Newcomers()
-        self._outbox: deque[_Outgoing] = deque()
-        self._outbox_max = 4 * inlet_max
+        self._outgoing: dict[tuple[str, str], list[_Outgoing]] = {}
         self._calls: deque[Callable[[], None]] = deque()
         self._status: int | None = None
         self._asleep = False
+        self.is_called: Callable[[], int] = int
+        """Whether something was told to the actor that is not in `inlet`; the actor sets it."""
         self._actor: pykka.ActorRef[Any] | None = None
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN | select.EPOLLET)  # so it is never read
 
-    # Before run(), or from the I/O thread only.
+    # Before run(), or from the loop's thread only: the actor and what handles descriptors.
 
     def bind_router(self, link: str, path: Path, secret: bytes, lock: Path) -> None:
         """Bind a router that serves this plane's own actors only (FLT-42 to FLT-44).
@@ -697,7 +735,7 @@ class Io:
         dealer.watch()  # its descriptor signals only after it was looked at once
 
     def add_fd(self, fd: int, handler: Callable[[int], None], *, write: bool = False) -> None:
-        """Watch a descriptor; its handler runs on the I/O thread with the mask of select.epoll.
+        """Watch a descriptor; its handler runs in the loop with the mask of select.epoll.
 
         Args:
             fd: not blocking, level-triggered.
@@ -719,16 +757,15 @@ class Io:
 
     def post(self, value: object) -> None:
         """Hand a value to the actor: `Posted(value)` joins the current batch."""
-        self.batch.append(Posted(value))
-
-    # From any thread.
+        self.inlet.add(Posted(value))
 
     def send(self, link: str, header: Header, body: bytes, to: str = "") -> None:
-        """Send a message; never blocks.
+        """Send a message with the others of this batch, or at the next `flush`; never blocks.
 
-        What cannot go comes back as `Unreachable`: to a router's peer that is gone or does not
-        read, or when a dealer has BUS_QUEUE_MESSAGES_MAX messages waiting (those stay, the new
-        one is refused).
+        Messages to one peer keep their order and travel in groups, so that whoever gets them
+        wakes once. What cannot go comes back as `Unreachable`: to a router's peer that is gone or
+        does not read, or when a dealer has BUS_QUEUE_MESSAGES_MAX messages waiting (those stay,
+        the new one is refused).
 
         Args:
             link: a router or a dealer of this `Io`.
@@ -747,38 +784,49 @@ class Io:
             raise KeyError(link)
         if len(body) > BUS_MESSAGE_BYTES_MAX:
             raise ValueError("the body is larger than BUS_MESSAGE_BYTES_MAX")
-        if len(self._outbox) >= self._outbox_max:
-            self.call_io(lambda: self.batch.append(Unreachable(link, to, header)))
-            return
-        self._outbox.append(_Outgoing(link, header, body, to))
-        self._ring()
+        messages = self._outgoing.setdefault((link, to), [])
+        messages.append(_Outgoing(link, header, body, to))
+        if len(messages) == GROUP_MESSAGES_MAX:
+            self._send(link, self._outgoing.pop((link, to)))
 
-    def call_io(self, function: Callable[[], None]) -> None:
-        """Run a function on the I/O thread soon."""
-        self._calls.append(function)
-        self._ring()
+    def flush(self) -> None:
+        """Send now what was given to `send`: for an actor that has more to do after that."""
+        outgoing, self._outgoing = self._outgoing, {}
+        for (link, _), messages in outgoing.items():
+            self._send(link, messages)
+
+    def _send(self, name: str, messages: list[_Outgoing]) -> None:
+        link = self._links[name]
+        link.send(messages)
+        self._pending[name] = link  # sending may have used up the socket's signal
 
     def after(self, ms: int, name: str) -> None:
         """Hand `Timer(name)` to the actor once, after `ms` milliseconds; a same name replaces."""
-        at = time.monotonic() + ms / 1000
-        self.call_io(lambda: self._timers.set(at, name))
+        self._timers.set(time.monotonic() + ms / 1000, name)
+
+    # From any thread.
+
+    def call_io(self, function: Callable[[], None]) -> None:
+        """Run a function in the loop soon."""
+        self._calls.append(function)
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake the loop if it sleeps: there is something for it to do."""
+        if self._asleep:
+            self._asleep = False
+            os.eventfd_write(self._bell, 1)
 
     def stop(self, status: int) -> None:
         """End `run` with this status, after what was sent so far is on its way."""
         self._status = status
-        self._ring()
+        if self._actor is not None:
+            self._actor.stop(block=False)
 
     @property
     def stopping(self) -> bool:
         """Whether `stop` was called."""
         return self._status is not None
-
-    def take(self) -> list[Event]:
-        """Give the actor everything that has arrived, urgent kinds first."""
-        events, choked = self.inlet.take()
-        if choked:  # receiving pauses: it can go on
-            self._ring()
-        return events
 
     # The main loop.
 
@@ -786,50 +834,56 @@ class Io:
         """Serve until `stop`; an exception, or the actor's end, ends the process with 70.
 
         Args:
-            start_actor: starts the `BusActor` of this process.
+            start_actor: starts the `BusActor` of this process, which lives until `stop`.
 
         Returns:
             The status given to `stop`.
 
         """
+        status = self._status
         try:
-            self._actor = start_actor(self)
-            while self._status is None:
-                self._turn()
+            start_actor(self)
+            status = self._status
+            assert status is not None  # an actor that ends by itself has ended the process
             self._close()
         except BaseException as error:
             _end_process(self.log, "main_loop_ended", error)
-        return self._status
+        return status
 
-    def _turn(self) -> None:
-        """Do all there is to do, then sleep until there is more."""
+    def belongs_to(self, actor: pykka.ActorRef[Any]) -> None:
+        """Note whose loop this is; its thread is the one that calls."""
+        self._actor = actor
+        if self._status is not None:  # stopped before it began
+            actor.stop(block=False)
+
+    def turn(self) -> bool:
+        """Do all there is to do; if that is nothing for the actor, sleep until there is more.
+
+        Returns:
+            Whether `inlet` holds a batch for the actor.
+
+        """
         if self._calls:
             self._do_calls()
-        if self._outbox:
-            self._send_outbox()
+        if self._outgoing:
+            self.flush()
         if self._pending:
             self._look_at_links()
         self._do_timers()
-        if self.batch:
-            self._hand_over()
-        self._asleep = True
-        ready = self._epoll.poll(self._timeout())
+        if self.inlet and not self._pending:
+            return True
+        self._asleep = not self.inlet
+        ready = self._epoll.poll(self._timeout() if self._asleep else 0)
         self._asleep = False
         for fd, mask in ready:
             handler = self._handlers.get(fd)
             if handler is not None:
                 handler(mask)
+        return bool(self.inlet)
 
     def _do_calls(self) -> None:
         for _ in range(len(self._calls)):
             self._calls.popleft()()
-
-    def _send_outbox(self) -> None:
-        for _ in range(len(self._outbox)):
-            message = self._outbox.popleft()
-            link = self._links[message.link]
-            link.send(message)
-            self._pending[message.link] = link  # sending may have used up the socket's signal
 
     def _look_at_links(self) -> None:
         """Receive from every link that has signalled, or may have without being heard."""
@@ -845,28 +899,17 @@ class Io:
             if name == _NEWCOMERS:
                 self._look_at_newcomers()
             else:
-                self.batch.append(Timer(name))
-
-    def _hand_over(self) -> None:
-        batch, self.batch = self.batch, []
-        if self.inlet.add(batch) and self._actor is not None:
-            self._actor.tell(WAKE)
+                self.inlet.add(Timer(name))
 
     def _timeout(self) -> float:
         """Give how long to sleep, in seconds, -1 for as long as nothing happens.
 
         `_asleep` is set before this looks: who adds something later rings the bell.
         """
-        busy = self._pending and not self.inlet.choked
-        if self._outbox or self._calls or busy or self._status is not None:
+        if self._calls or self._pending or self.is_called():
             return 0
         at = self._timers.next()
         return -1 if at is None else max(0.0, at - time.monotonic())
-
-    def _ring(self) -> None:
-        if self._asleep:
-            self._asleep = False
-            os.eventfd_write(self._bell, 1)
 
     # Sockets.
 
@@ -930,11 +973,9 @@ class Io:
         SHUTDOWN_EXIT_DELAY_MS for that; a peer that reads costs none of it.
         """
         self._do_calls()
-        self._send_outbox()
+        self.flush()
         for link in self._links.values():
             link.flush()
-        if self._actor is not None:
-            self._actor.stop(block=False)
         self._context.destroy(SHUTDOWN_EXIT_DELAY_MS)  # before a socket loses its last name
         self._links.clear()
         self._handlers.clear()
@@ -998,17 +1039,73 @@ WAKE: Final = object()
 """Tells a `BusActor` that something has arrived."""
 
 
-class BusActor(pykka.ThreadingActor):
-    """The one thread that touches an actor's state.
+class _LoopInbox:
+    """An actor's inbox that is the loop of its process.
 
-    Its end, however it comes, ends the process unless `io.stop` was called (FLT-26a).
+    Whoever takes from it does, while there is nothing in it, all that the loop has to do. When
+    other threads tell the actor something and batches arrive, they take turns.
+    """
+
+    def __init__(self) -> None:
+        self._told: deque[Any] = deque()
+        self._io: Io | None = None
+        self._wake: Any = None
+        self._batch_first = False
+
+    def serve(self, io: Io) -> None:
+        """Begin to be a loop; the one message told so far is given whenever there is a batch.
+
+        Args:
+            io: what to do while nobody tells the actor anything.
+
+        """
+        self._wake = self._told.pop()
+        self._io = io
+        io.is_called = self._told.__len__
+
+    def put(self, envelope: Any, /) -> None:  # noqa: ANN401 - pykka's own envelope is private
+        """Add a message, from any thread."""
+        self._told.append(envelope)
+        if self._io is not None:
+            self._io.ring()
+
+    def get(self) -> Any:  # noqa: ANN401 - see put
+        """Give the next message; the order to stop before all others."""
+        io, told = self._io, self._told
+        while io is not None and not io.stopping:
+            if told and not self._batch_first:
+                self._batch_first = True
+                return told.popleft()
+            self._batch_first = False
+            if io.turn():
+                return self._wake
+        return told.pop()
+
+    def empty(self) -> bool:
+        """Tell whether nothing was told."""
+        return not self._told
+
+
+_PYKKAS_OWN: Final = frozenset(name for name in vars(pykka.Actor) if name.startswith("_"))
+
+
+class BusActor(pykka.Actor):
+    """The owner of an actor process's state; its loop is the process's main loop.
+
+    `start` returns when the actor has ended. Its end, however it comes, ends the process unless
+    `io.stop` was called (FLT-26a).
 
     Args:
-        io: the process's sockets; the actor may call what is marked "from any thread".
+        io: the process's sockets.
 
     """
 
-    use_daemon_thread: ClassVar[bool] = True
+    def __init_subclass__(cls) -> None:
+        """Refuse names that pykka uses for itself; overridden by accident, no loop would end."""
+        super().__init_subclass__()
+        taken = [name for name in vars(cls) if not name.endswith("__") and name in _PYKKAS_OWN]
+        if taken:
+            raise TypeError(f"{cls.__name__} overrides {', '.join(taken)} of pykka")
 
     def __init__(self, io: Io) -> None:
         super().__init__()
@@ -1021,7 +1118,7 @@ class BusActor(pykka.ThreadingActor):
     def on_receive(self, message: object) -> None:
         """Hand over all that has arrived since the last time."""
         if message is WAKE:
-            self.handle(self.io.take())
+            self.handle(self.io.inlet.take())
 
     def on_failure(
         self,
@@ -1032,8 +1129,8 @@ class BusActor(pykka.ThreadingActor):
         """End the process: no actor goes on after an exception."""
         _end_process(self.io.log, "actor_failed", exception_value)
 
-    # pykka's own hooks leave out a failed on_start and an actor that simply stops. These two
-    # replace its inner steps; on_failure stands behind them should pykka rename one.
+    # pykka's own hooks leave out a failed on_start and an actor that simply stops. These replace
+    # its inner steps; on_failure stands behind them should pykka rename one.
 
     def _handle_failure(
         self,
@@ -1043,16 +1140,21 @@ class BusActor(pykka.ThreadingActor):
     ) -> None:
         _end_process(self.io.log, "actor_failed", exception_value)
 
-    def _actor_loop(self) -> None:
-        try:
-            super()._actor_loop()
-        finally:
-            if not self.io.stopping:
-                _end_process(self.io.log, "actor_ended", sys.exc_info()[1])
+    def _start_actor_loop(self) -> None:
+        self.actor_ref.tell(WAKE)
+        cast("_LoopInbox", self.actor_inbox).serve(self.io)
+        self.io.belongs_to(self.actor_ref)
+        self._actor_loop()
+        if not self.io.stopping:
+            _end_process(self.io.log, "actor_ended", None)
 
     @staticmethod
-    def _create_actor_inbox() -> SimpleQueue[Any]:
-        return SimpleQueue()  # as pykka's queue.Queue, at a fifth of the cost
+    def _create_actor_inbox() -> _LoopInbox:
+        return _LoopInbox()
+
+    @staticmethod
+    def _create_future() -> pykka.Future[Any]:
+        return pykka.ThreadingFuture()
 
 
 # ---- Requests without an answer yet ----

@@ -25,7 +25,7 @@ from callboard.storage.feeds import Address, Feeds
 from callboard.storage.files import SyncJob
 from callboard.storage.indexing import Catalog
 from callboard.storage.requests import serves
-from callboard.wire import Header, decode_body, encode_body, error_body
+from callboard.wire import Header, decode_body, decode_trusted, encode_body, error_body
 
 LINK: Final = "storage"
 POISONED: Final = 74
@@ -173,7 +173,7 @@ class StorageActor(BusActor):
         for address, body in others:
             self._other(address, body)
         if stop:
-            self._stop()
+            self._shut()
         else:
             self._arm()
 
@@ -190,7 +190,8 @@ class StorageActor(BusActor):
             return
         address = Address(peer.routing_id, header.id)
         try:
-            body = decode_body(header.kind, event.body)
+            decode = decode_trusted if peer.role in ("gateway", "supervisor") else decode_body
+            body = decode(header.kind, event.body)
         except CallboardError as error:
             self._answer(address, error)
             return
@@ -218,6 +219,7 @@ class StorageActor(BusActor):
         for token, body in replies:
             assert isinstance(token, Address)
             self._answer(token, body)
+        self.io.flush()  # the files come after that
 
     def _answer(self, address: Address, body: Body | CallboardError) -> None:
         if not address.request:
@@ -284,7 +286,7 @@ class StorageActor(BusActor):
         if self._catalog.dirty:
             self._set(_INDEX, _INDEX_MS)
 
-    def _stop(self) -> None:
+    def _shut(self) -> None:
         """Stop in order: checkpoint, clean_stop, exit 0."""
         engine, self._stopped = self._engine, True
         clean = engine.stop()

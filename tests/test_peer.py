@@ -66,7 +66,23 @@ def token_of(number: int, role: str = "session") -> str:
     return mint_token(SECRET, role, SCOPE, routing_id(number))
 
 
-# A process's two threads, inside this one
+# A process's loop, in a thread of this one
+
+
+class Outside:
+    """An `Io` as this thread may use it: what belongs to the loop is done in the loop."""
+
+    def __init__(self, io: Io) -> None:
+        self.inside = io
+
+    def send(self, link: str, header: Header, body: bytes, to: str = "") -> None:
+        self.inside.call_io(lambda: self.inside.send(link, header, body, to))
+
+    def after(self, ms: int, name: str) -> None:
+        self.inside.call_io(lambda: self.inside.after(ms, name))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self.inside, name)
 
 
 class Recorder(BusActor):
@@ -111,17 +127,16 @@ class Plant:
 
     def _run(self) -> None:
         try:
-            self.io = Io(
-                log=lambda action, facts: self.log.append((action, facts)), **self._options
-            )
-            self._set_up(self.io)
+            io = Io(log=lambda action, facts: self.log.append((action, facts)), **self._options)
+            self.io = Outside(io)
+            self._set_up(io)
         except BaseException as failure:
             self.failure = failure
             cast("Any", self.io)._close()
             return
         finally:
             self._ready.set()
-        self.status = self.io.run(lambda io: Recorder.start(io, self))
+        self.status = io.run(lambda io: Recorder.start(io, self))
 
     def stop(self) -> None:
         self.io.stop(0)
@@ -350,10 +365,11 @@ def test_large_bodies_pass_up_to_the_limit_and_no_further(bus: Path, start: Star
     session.io.send("gateway", Header("status", "1"), bytes(BUS_MESSAGE_BYTES_MAX))
     assert len(gateway.next(Arrived).body) == BUS_MESSAGE_BYTES_MAX
     assert len(session.next(Arrived).body) == BUS_MESSAGE_BYTES_MAX
+    inside = session.io.inside
     with pytest.raises(ValueError, match="BUS_MESSAGE_BYTES_MAX"):
-        session.io.send("gateway", Header("status", "1"), bytes(BUS_MESSAGE_BYTES_MAX + 1))
+        inside.send("gateway", Header("status", "1"), bytes(BUS_MESSAGE_BYTES_MAX + 1))
     with pytest.raises(KeyError):
-        session.io.send("nowhere", Header("status", "1"), b"")
+        inside.send("nowhere", Header("status", "1"), b"")
 
 
 @pytest.mark.rule("FLT-33")
@@ -897,8 +913,14 @@ def test_a_peer_that_does_not_read_is_unreachable_once_its_queue_is_full(
     gateway = start(routed(bus), echo)
     slow, honest = raw(bus, routing_id(2)), raw(bus, routing_id(1))
     assert is_answered(slow, request(2))
-    for number in range(4 * BUS_QUEUE_MESSAGES_MAX):
-        gateway.io.send("gateway", Header("records", cid=str(number)), bytes(1_000), routing_id(2))
+
+    def flood() -> None:
+        for number in range(4 * BUS_QUEUE_MESSAGES_MAX):
+            header = Header("records", cid=str(number))
+            gateway.io.inside.send("gateway", header, bytes(1_000), routing_id(2))
+            gateway.io.inside.flush()  # else they would travel together
+
+    gateway.io.call_io(flood)
     full = gateway.next(Unreachable)
     assert full.to == routing_id(2)
     assert is_answered(honest, request(1))
@@ -937,55 +959,70 @@ class Held:
             self.go.wait(PATIENCE_S)
 
 
-def test_a_full_inlet_answers_requests_itself_and_lets_answers_and_urgent_ones_in(
-    bus: Path, start: Start
-) -> None:
+def test_a_batch_is_bounded_and_what_is_urgent_comes_first_in_it(bus: Path, start: Start) -> None:
     held = Held()
     gateway = start(routed(bus), held, inlet_max=10, urgent=frozenset({"cancel"}))
     session = start(dealt(bus, 1))
     session.io.send("gateway", Header("hold", "h"), b"")
     assert held.busy.wait(PATIENCE_S)
-    for number in range(14):
+    for number in range(5):
         session.io.send("gateway", Header("status", str(number)), b"")
-    session.io.send("gateway", Header("beat"), b"")  # wants no answer, so it gets none
-    session.io.send("gateway", Header("ok", cid="a"), b"")
     session.io.send("gateway", Header("cancel", "c"), b"")
-    refusals = [session.next(Arrived) for _ in range(4)]
-    assert [answer.header for answer in refusals] == [
-        Header("error", cid=str(number)) for number in range(10, 14)
-    ]
-    assert (
-        msgpack.unpackb(refusals[0].body)
-        == Overloaded(resource="pending_count", limit=10).to_wire()
-    )
+    for number in range(5, 500):
+        session.io.send("gateway", Header("status", str(number)), b"")
+    session.io.after(0, "sent")
+    session.next(Timer)
+    sizes: list[int] = []
     inlet = cast("Any", gateway.io).inlet
-    until(lambda: inlet._urgent and len(inlet._events) == 11)
+    take: Callable[[], list[Event]] = inlet.take
+
+    def counted() -> list[Event]:
+        events = take()
+        sizes.append(len(events))
+        return events
+
+    inlet.take = counted
     held.go.set()
-    names = [gateway.next(Arrived).header for _ in range(13)]
-    assert [header.kind for header in names[:2]] == ["hold", "cancel"]  # urgent ones first
-    assert [header.id for header in names[2:12]] == [str(number) for number in range(10)]
-    assert names[12].cid == "a"
-    assert gateway.actions() == ["bus_overloaded"]
-    session.io.send("gateway", Header("status", "later"), b"")
-    assert gateway.next(Arrived).header.id == "later"
+    names = [gateway.next(Arrived).header for _ in range(502)]
+    assert names[0].kind == "hold"
+    assert [header.id for header in names if header.kind == "status"] == [
+        str(number) for number in range(500)
+    ]
+    position = [header.kind for header in names].index("cancel")
+    assert names[position - 1].id != "4"  # it overtook what came before it in its batch
+    assert max(sizes) < 10 + peer.GROUP_MESSAGES_MAX  # it ends with the group that fills it
+    assert len(sizes) > 4
 
 
-def test_bytes_are_bounded_too(bus: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_of_a_batch_are_bounded_too(
+    bus: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(peer, "STORAGE_QUEUE_BYTES_MAX", 10_000)
     held = Held()
-    start(routed(bus), held)
+    gateway = start(routed(bus), held)
     session = start(dealt(bus, 1))
     session.io.send("gateway", Header("hold", "h"), b"")
     assert held.busy.wait(PATIENCE_S)
-    for number in range(3):
-        session.io.send("gateway", Header("status", str(number)), bytes(4_000))
-    refusal = session.next(Arrived)
-    assert refusal.header.cid == "2"
-    assert msgpack.unpackb(refusal.body)["resource"] == "pending_bytes"
+    for number in range(9):  # each in a group of its own
+        session.io.send("gateway", Header("status", str(number)), bytes(300_000))
+    session.io.after(0, "sent")
+    session.next(Timer)
     held.go.set()
+    seen: list[int] = []
+    inlet = cast("Any", gateway.io).inlet
+    take: Callable[[], list[Event]] = inlet.take
+
+    def counted() -> list[Event]:
+        events = take()
+        seen.append(sum(isinstance(event, Arrived) for event in events))
+        return events
+
+    inlet.take = counted
+    assert [gateway.next(Arrived).header.id for _ in range(10)] == ["h", *map(str, range(9))]
+    assert max(seen) == 1
 
 
-def test_a_flood_of_answers_waits_outside_and_is_not_lost(bus: Path, start: Start) -> None:
+def test_a_flood_waits_outside_and_is_not_lost(bus: Path, start: Start) -> None:
     held = Held()
     gateway = start(routed(bus), held, inlet_max=10)
     session = start(dealt(bus, 1))
@@ -995,28 +1032,77 @@ def test_a_flood_of_answers_waits_outside_and_is_not_lost(bus: Path, start: Star
         session.io.send("gateway", Header("ok", cid=str(number)), b"")
     session.io.after(0, "sent")
     session.next(Timer)
-    inlet = cast("Any", gateway.io).inlet
-    until(lambda: inlet.choked)
-    assert inlet._count == 20
     held.go.set()
     names = [gateway.next(Arrived).header.cid for _ in range(501)]
     assert names == ["", *map(str, range(500))]
 
 
 def test_what_an_actor_sends_without_end_is_refused_at_last(bus: Path, start: Start) -> None:
-    blocked, go = threading.Event(), threading.Event()
+    session = start(dealt(bus, 1))
 
-    def block() -> None:
-        blocked.set()
-        go.wait(PATIENCE_S)
+    def flood() -> None:
+        for number in range(BUS_QUEUE_MESSAGES_MAX + 5):
+            session.io.inside.send("gateway", Header("status", str(number)), b"")
 
-    session = start(dealt(bus, 1), inlet_max=10)
-    session.io.call_io(block)
-    assert blocked.wait(PATIENCE_S)
-    for number in range(45):
-        session.io.send("gateway", Header("status", str(number)), b"")
-    go.set()
-    assert [session.next(Unreachable).header.id for _ in range(5)] == ["40", "41", "42", "43", "44"]
+    session.io.call_io(flood)
+    refused = [session.next(Unreachable).header.id for _ in range(5)]
+    assert refused == [str(BUS_QUEUE_MESSAGES_MAX + number) for number in range(5)]
+
+
+def test_messages_of_one_batch_travel_together_and_keep_their_order(
+    bus: Path, start: Start, raw: Raw
+) -> None:
+    """A group is heads and bodies in turn, with one token; larger ones are parted."""
+    gateway = start(routed(bus), echo)
+    dealer = raw(bus, routing_id(1))
+    count = 3 * peer.GROUP_MESSAGES_MAX + 7
+    session = start(dealt(bus, 2))
+    session.next(Connected)
+
+    def send_all() -> None:
+        for number in range(count):
+            session.io.inside.send("gateway", Header("status", str(number)), b"%d" % number)
+
+    session.io.call_io(send_all)
+    got = [session.next(Arrived) for _ in range(count)]
+    assert [(one.header.cid, one.body) for one in got] == [
+        (str(number), b"%d" % number) for number in range(count)
+    ]
+    pair = request(1)
+    second = [encode_header(Header("status", "2")), b"two"]
+    dealer.send_multipart([*pair, *second])
+    frames = dealer.recv_multipart()
+    assert len(frames) == 4  # the answers of one batch are one group too
+    assert frames[1::2] == [b"\x80", b"two"]
+    dealer.send_multipart([*pair, second[0]])  # no pairs: all of it is dropped
+    dealer.send_multipart([*pair, b"noise", b"", *second])  # one message of it is
+    assert len(dealer.recv_multipart()) == 4
+    too_many = [frame for _ in range(peer.GROUP_MESSAGES_MAX + 1) for frame in pair]
+    dealer.send_multipart(too_many)
+    assert is_answered(dealer, request(1, "3"))
+    assert gateway.actions() == ["bus_malformed"]
+
+
+def test_a_large_message_travels_alone(bus: Path, start: Start, raw: Raw) -> None:
+    gateway = start(routed(bus), echo)
+    dealer = raw(bus, routing_id(1))
+    assert is_answered(dealer, request(1))
+
+    def send_all() -> None:
+        for number, size in enumerate((1, peer.GROUP_BYTES_MAX, 2, 3)):
+            header = Header("records", cid=str(number))
+            gateway.io.inside.send("gateway", header, bytes(size), routing_id(1))
+
+    gateway.io.call_io(send_all)
+    assert [len(dealer.recv_multipart()) for _ in range(3)] == [2, 2, 4]
+
+
+def test_an_actor_cannot_take_a_name_of_pykka_by_accident() -> None:
+    def _stop(self: BusActor) -> None:
+        """Stop in order."""
+
+    with pytest.raises(TypeError, match="Hasty overrides _stop of pykka"):
+        type("Hasty", (BusActor,), {"_stop": _stop})
 
 
 # Timers, descriptors, calls

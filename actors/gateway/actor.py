@@ -148,7 +148,7 @@ class Gateway(BusActor):
             case Paused():
                 self.io.after(PAUSE_MS, "door")
             case StopAsked():
-                self._stop()
+                self._shut()
             case _:
                 pass
 
@@ -161,7 +161,7 @@ class Gateway(BusActor):
             case "hello":
                 self._border.handshake_over(int(number))
             case "door":
-                self.io.call_io(self._door.resume)
+                self._door.resume()
             case "sweep":
                 self._door.sweep()
                 self.io.after(SWEEP_MS, "sweep")
@@ -188,12 +188,12 @@ class Gateway(BusActor):
         self._done.handled += self._border.welcome_all()
         self._tell_ready()
 
-    def _stop(self) -> None:
+    def _shut(self) -> None:
         """Answer what is left and end (SHD-1)."""
         self._border.handle()
         self._desk.shut()
         self._flush()
-        self.io.call_io(self._door.shut)
+        self._door.shut()
         self.io.stop(0)
 
 

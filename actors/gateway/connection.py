@@ -1,9 +1,5 @@
 """One client's connection: what it may send ahead, and what it has not read yet.
 
-Two threads touch it. The I/O thread reads, and writes on where the socket was full; the actor's
-thread writes first, so that an answer costs no change of threads. One lock keeps the two apart; it
-is never held while anything waits.
-
 Nothing a client does grows without limit: reading stops while the actor has READ_AHEAD of it before
 it, and what a slow reader leaves unread is bounded by CLIENT_OUTPUT_BYTES_MAX, after which the
 connection is dropped (FLT-59b).
@@ -15,7 +11,6 @@ import socket
 import time
 from collections import deque
 from itertools import islice
-from threading import Lock
 from typing import Final, NamedTuple
 
 from callboard.errors import CallboardError, Overloaded, PayloadTooLarge
@@ -53,7 +48,6 @@ class Connection:
         self.socket = made
         self.out_bytes = 0
         """Bytes that wait for the client to read."""
-        self._lock = Lock()
         self._unframer = Unframer(CLIENT_MESSAGE_BYTES_MAX)
         self._greeted = False
         self._ahead_messages = 0  # handed to the actor and not handled yet
@@ -66,7 +60,7 @@ class Connection:
         self._broken = False
         self._gone = False
 
-    # ---- The I/O thread ----
+    # ---- What the door does ----
 
     @property
     def is_read(self) -> bool:
@@ -84,36 +78,32 @@ class Connection:
             payloads, refused = self._unframer.whole, error
         if not self._greeted and self._unframer.pending > HELLO_BYTES_MAX:
             return None
-        with self._lock:
-            self._greeted = self._greeted or bool(payloads)
-            self._ahead_messages += len(payloads)
-            self._ahead_bytes += sum(map(len, payloads))
-            if refused is not None:
-                self._stop_reading()
+        self._greeted = self._greeted or bool(payloads)
+        self._ahead_messages += len(payloads)
+        self._ahead_bytes += sum(map(len, payloads))
+        if refused is not None:
+            self._stop_reading()
         return Taken(payloads, refused)
 
     def wanted(self) -> tuple[bool, bool] | None:
         """Give what is to be watched, (reading, writing), if that has changed."""
-        with self._lock:
-            behind = (
-                self._ahead_messages >= READ_AHEAD_MESSAGES or self._ahead_bytes >= READ_AHEAD_BYTES
-            )
-            wanted = not behind, bool(self._out)
-            if wanted == self._watched:
-                return None
-            self._watched = wanted
-            return wanted
+        behind = (
+            self._ahead_messages >= READ_AHEAD_MESSAGES or self._ahead_bytes >= READ_AHEAD_BYTES
+        )
+        wanted = not behind, bool(self._out)
+        if wanted == self._watched:
+            return None
+        self._watched = wanted
+        return wanted
 
     def flush(self) -> bool:
         """Write on; false when the connection is done with, or broken."""
-        with self._lock:
-            self._write()
-            return not (self._broken or (self._closing and not self._out))
+        self._write()
+        return not (self._broken or (self._closing and not self._out))
 
     def begin_closing(self) -> None:
         """Take nothing more, and end when what waits is written."""
-        with self._lock:
-            self._close_in(LAST_WORDS_S)
+        self._close_in(LAST_WORDS_S)
 
     def is_overdue(self, now: float) -> bool:
         """Tell whether its last words were not read in time."""
@@ -121,32 +111,29 @@ class Connection:
 
     def end(self) -> None:
         """Close the socket."""
-        with self._lock:
-            self._gone = True
-            self._out.clear()
-            self.socket.close()
+        self._gone = True
+        self._out.clear()
+        self.socket.close()
 
-    # ---- The actor's thread ----
+    # ---- What the actor says ----
 
     def handled(self, payloads: list[bytes]) -> bool:
-        """Note that messages were dealt with; true if the I/O thread may read on."""
-        with self._lock:
-            self._ahead_messages -= len(payloads)
-            self._ahead_bytes -= sum(map(len, payloads))
-            return not self._watched[0]
+        """Note that messages were dealt with; true if the door may read on."""
+        self._ahead_messages -= len(payloads)
+        self._ahead_bytes -= sum(map(len, payloads))
+        return not self._watched[0]
 
     def write(self, pieces: list[bytes]) -> bool:
-        """Send framed messages, in order; true if the I/O thread must go on with it."""
-        with self._lock:
-            if self._gone or self._closing:
-                return False
-            for piece in pieces:
-                self._add(piece)
-            if not self._watched[1]:  # else the socket is full, and will be told of
-                self._write()
-            return bool(self._out) or self._broken or self._closing
+        """Send framed messages, in order; true if the door must go on with it."""
+        if self._gone or self._closing:
+            return False
+        for piece in pieces:
+            self._add(piece)
+        if not self._watched[1]:  # else the socket is full, and will be told of
+            self._write()
+        return bool(self._out) or self._broken or self._closing
 
-    # ---- Under the lock ----
+    # ---- Inside ----
 
     def _stop_reading(self) -> None:
         self._ahead_messages += READ_AHEAD_MESSAGES  # never handled: never read again

@@ -1,8 +1,7 @@
 """The clients' door: a Unix stream socket with an acceptor of our own (FLT-41, FLT-46).
 
-What is marked runs on the actor's thread, all else on the I/O thread. It knows connections and
-frames, and no meaning: `Came` hands whole messages to the actor, which answers through `finish` and
-decides when a connection ends.
+It knows connections and frames, and no meaning: `Came` hands whole messages to the actor, which
+answers through `finish` and decides when a connection ends.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class Door:
     # ---- Opening ----
 
     def open(self) -> None:
-        """Bind and listen (FLT-43); before `Io.run`, or on its thread.
+        """Bind and listen (FLT-43); before `Io.run`, or in its loop.
 
         Raises:
             HomeInUse: another process holds the lock.
@@ -266,7 +265,7 @@ class Door:
             self._io.post(Gone(connection.number))
 
     def _attend(self, touched: set[int], closed: list[int]) -> None:
-        """Go on where the actor's thread could not."""
+        """Go on where the actor could not."""
         for number in closed:
             if (connection := self._connections.get(number)) is not None:
                 connection.begin_closing()
@@ -275,13 +274,14 @@ class Door:
             if (connection := self._connections.get(number)) is not None:
                 self._go_on(connection)
 
-    def _do_sweep(self) -> None:
+    def sweep(self) -> None:
+        """End connections whose last words were not read; to be called now and then."""
         now = time.monotonic()
         for connection in list(self._connections.values()):
             if connection.is_overdue(now):
                 self._end(connection)
 
-    # ---- From the actor's thread ----
+    # ---- What the actor says ----
 
     def finish(self, done: Done) -> None:
         """Do what a batch of the actor's came to; to a connection that is gone: nothing."""
@@ -295,20 +295,16 @@ class Door:
             if connection is not None and connection.write(pieces):
                 touched.add(number)
         if touched or done.closed:
-            self._io.call_io(lambda: self._attend(touched, done.closed))
-
-    def sweep(self) -> None:
-        """End connections whose last words were not read; to be called now and then."""
-        self._io.call_io(self._do_sweep)
+            self._attend(touched, done.closed)
 
     def backlog(self, conn: int) -> int:
-        """Count the bytes that wait for a client to read; a moment old."""
+        """Count the bytes that wait for a client to read."""
         connection = self._connections.get(conn)
         return connection.out_bytes if connection is not None else 0
 
     @property
     def connections(self) -> int:
-        """Count the connections; a moment old."""
+        """Count the connections."""
         return len(self._connections)
 
 

@@ -41,7 +41,7 @@ from callboard.peer import (
     Timer,
     Unreachable,
 )
-from callboard.wire import Header, decode_body, encode_body, error_body
+from callboard.wire import Header, decode_trusted, encode_body, error_body
 
 STORAGE: Final = "storage"
 GATEWAY: Final = "gateway"
@@ -128,7 +128,7 @@ class SessionActor(BusActor):
     def _arrived(self, event: Arrived) -> None:
         header = event.header
         try:
-            body = decode_body(header.kind, event.body)
+            body = decode_trusted(header.kind, event.body)
         except CallboardError as error:
             self.log("bus_malformed", {"level": "warning", "link": event.link})
             if header.id:

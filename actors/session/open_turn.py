@@ -47,12 +47,20 @@ from callboard.errors import (
     TurnTerminal,
 )
 from callboard.fold import SessionFold
-from callboard.limits import CANCEL_GRACE_MS, GATE_DRAIN_MS, TURN_INPUT_IDS_MAX
+from callboard.limits import (
+    CANCEL_GRACE_MS,
+    FRAME_BYTES_MAX,
+    GATE_DRAIN_MS,
+    TURN_INPUT_IDS_MAX,
+)
 from callboard.messages import Outcome
 from callboard.records import Failure
 
 DRAIN_TOKEN: Final = "drain"
 FINISH_TOKEN: Final = "finish"
+CLAIM_FRAME_BYTES_MAX: Final = FRAME_BYTES_MAX // 8
+"""Of inputs, as the inbox counts them, whose messages share a frame: as a message each has an
+envelope of its own, and JSON may spell a character with six bytes. A larger one is alone."""
 _LONG_TEXT_CHARS: Final = 500_000
 """A final text beyond it is measured before the terminal is built with it."""
 Written = Callable[[CallboardError | None], None]
@@ -159,7 +167,9 @@ class OpenTurn:
         self._desk.agents.begin(self._view)
 
     def _take(self, entries: Sequence[Entry]) -> None:
-        """Have claimed inputs written as messages, each in a frame of its own (TLP-2)."""
+        """Have claimed inputs written as messages, those of one claim together (TLP-2)."""
+        heard: list[tuple[_Arriving, Entry]] = []
+        size = 0
         for entry in entries:
             self._claimed.append(entry.id)
             if self._broken is not None:
@@ -170,15 +180,26 @@ class OpenTurn:
             if known:
                 self._again.add(entry.id)
             elif not entry.item.stored:
-                self._write_heard(arriving, entry)
+                if heard and size + entry.size > CLAIM_FRAME_BYTES_MAX:
+                    self._write_heard(heard)
+                    heard, size = [], 0
+                heard.append((arriving, entry))
+                size += entry.size
+        if heard:
+            self._write_heard(heard)
 
-    def _write_heard(self, arriving: _Arriving, entry: Entry) -> None:
+    def _write_heard(self, heard: Sequence[tuple[_Arriving, Entry]]) -> None:
         def written(error: CallboardError | None) -> None:
-            arriving.is_durable = error is None
+            for arriving, _ in heard:
+                arriving.is_durable = error is None
             self._feed()
 
+        if self._broken is not None:
+            return
+        scribe, turn_id = self._desk.scribe, self.turn_id
+        drafts = [draft for _, entry in heard for draft in scribe.heard(turn_id, entry.item)]
         try:
-            self._write(self._desk.scribe.heard(self.turn_id, entry.item), written)
+            self._write(drafts, written)
         except CallboardError as error:
             self._break(error)
 

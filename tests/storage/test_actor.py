@@ -35,10 +35,14 @@ class FakeIo:
         self.calls: list[Callable[[], None]] = []
         self.posted: list[object] = []
         self.stopping = False
+        self.flushes = 0
 
     def send(self, link: str, header: Header, body: bytes, to: str = "") -> None:
         assert link == LINK
         self.sent.append((to, header, body))
+
+    def flush(self) -> None:
+        self.flushes += 1
 
     def after(self, ms: int, name: str) -> None:
         self.timers[name] = ms

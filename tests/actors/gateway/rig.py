@@ -238,7 +238,8 @@ class Rig:
             self.tell(link, body)
 
     def tell(self, link: str, body: m.Body) -> None:
-        self.io.send(link, Header(body.kind, fresh_id()), encode_body(body))
+        header, data = Header(body.kind, fresh_id()), encode_body(body)
+        self.io.call_io(lambda: self.io.send(link, header, data))
 
     def live(self, name: str) -> str:
         """Start a session, and wait until the gateway has registered it."""

@@ -57,10 +57,10 @@ class Echo(BusActor):
                 case Came(conn, payloads, refused):
                     if refused is not None:
                         done = Done(messages={conn: [framed(b"refused")]}, closed=[conn])
-                        self._rig.door.finish(done)
+                        self._rig.finish(done)
                     elif not self._rig.holds:
                         echoes = {conn: [framed(payload) for payload in payloads]}
-                        self._rig.door.finish(Done([(conn, payloads)], echoes))
+                        self._rig.finish(Done([(conn, payloads)], echoes))
                 case Paused():
                     self.io.call_io(self._rig.door.resume)
                 case _:
@@ -95,6 +95,10 @@ class Rig:
             self.io.stop(0)
             self._thread.join(10)
             assert self.statuses == [0]
+
+    def finish(self, done: Done) -> None:
+        """Do in the loop what an actor there would."""
+        self.io.call_io(lambda: self.door.finish(done))
 
     def discard(self) -> None:
         """Let go of a loop that never ran."""
@@ -289,7 +293,7 @@ def test_a_slow_reader_is_dropped_with_a_word_and_others_are_served(rig: Rig) ->
     piece = framed(b"\x81\xa1a\xc6" + struct.pack(">I", 1_000_000) + bytes(1_000_000))
     number = rig.of(Opened)[0].conn
     for _ in range(2 * CLIENT_OUTPUT_BYTES_MAX // 1_000_000):
-        rig.door.finish(Done(messages={number: [piece]}))
+        rig.finish(Done(messages={number: [piece]}))
         assert rig.door.backlog(number) <= CLIENT_OUTPUT_BYTES_MAX
         assert echo(other)
     last: dict[str, Any] = {}
@@ -319,10 +323,10 @@ def test_last_words_that_nobody_reads_hold_nothing_up(
     assert echo(slow)
     number = rig.of(Opened)[0].conn
     for _ in range(20):
-        rig.door.finish(Done(messages={number: [framed(bytes(1_000_000))]}))
+        rig.finish(Done(messages={number: [framed(bytes(1_000_000))]}))
     until(lambda: rig.door.backlog(number))
     time.sleep(0.2)
-    rig.door.sweep()
+    rig.io.call_io(rig.door.sweep)
     until(lambda: rig.of(Gone))
     slow.close()
 
@@ -340,7 +344,7 @@ def test_reading_stops_while_the_actor_is_behind(rig: Rig) -> None:
         assert taken >= READ_AHEAD_MESSAGES
         assert taken * 5 <= 2 * 65_536, "one read beyond the limit at most"
         rig.holds = False
-        rig.door.finish(Done([(came.conn, came.payloads) for came in rig.of(Came)]))
+        rig.finish(Done([(came.conn, came.payloads) for came in rig.of(Came)]))
         until(lambda: sum(len(came.payloads) for came in rig.of(Came)) > 2 * taken)
 
 

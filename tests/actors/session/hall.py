@@ -162,12 +162,13 @@ class Hall:
         for socket, _ in self._poller.poll(ms):
             while True:
                 try:
-                    peer, head, body = socket.recv_multipart(zmq.NOBLOCK)
+                    peer, *frames = socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
-                header = decode_header(head)
-                if peer == self._peer and header.kind in BODIES:  # others are the links' own
-                    self._take(socket is self.store, header, decode_body(header.kind, body))
+                for head, body in zip(frames[::2], frames[1::2], strict=True):
+                    header = decode_header(head)
+                    if peer == self._peer and header.kind in BODIES:  # others are the links' own
+                        self._take(socket is self.store, header, decode_body(header.kind, body))
 
     def _take(self, storage: bool, header: Header, body: Body) -> None:
         self.received += 1
