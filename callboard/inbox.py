@@ -5,7 +5,7 @@ The session actor's mailbox and the storage actor's accept path share this (ACC-
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Literal
@@ -44,13 +44,21 @@ _TS: Final = "2000-01-01T00:00:00.000000Z"
 
 
 class Budget:
-    """Live items of one inbox by origin: how many, and their bytes. Staged ones count too."""
+    """Live items of one inbox by origin: how many, and their bytes. Staged ones count too.
+
+    Args:
+        live: origin and size in bytes of each item that is there.
+
+    """
 
     __slots__ = ("bytes", "count")
 
-    def __init__(self) -> None:
+    def __init__(self, live: Iterable[tuple[Origin, int]] = ()) -> None:
         self.count: dict[str, int] = dict.fromkeys(_ITEMS_MAX, 0)
         self.bytes: dict[str, int] = dict.fromkeys(_ITEMS_MAX, 0)
+        for origin, size in live:
+            self.count[origin] += 1
+            self.bytes[origin] += size
 
     def add(self, origin: Origin, size_bytes: int) -> None:
         """Count an item in."""
@@ -106,7 +114,7 @@ def _full(limit: str, current: int, maximum: int) -> InboxFull:
 
 def put_data(item: InboxItem) -> bytes:
     """Spell the data of a put, as it is kept: what an item does not say is left out."""
-    return b'{"item":%b}' % item.model_dump_json(exclude_defaults=True).encode()
+    return b'{"item":%b}' % item.__pydantic_serializer__.to_json(item, exclude_defaults=True)
 
 
 def remove_data(message_id: str) -> bytes:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json, to_json
@@ -385,10 +385,12 @@ def compact(value: object) -> bytes:
 
 def canonical(value: object) -> bytes:
     """Spell a JSON value canonically: sorted keys, compact, UTF-8, no NaN."""
-    text = json.dumps(
-        value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
-    )
-    return text.encode()
+    return _spell(value).encode()
+
+
+_spell: Final = json.JSONEncoder(
+    ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
+).encode
 
 
 def digest(value: object) -> str:
@@ -416,7 +418,7 @@ def check_data(kind: str, data: bytes) -> RecordData:
     if model is None:
         raise RecordInvalid(type=kind, field="type")
     try:
-        return _with_payload(model.model_validate_json(data))
+        return _with_payload(model.__pydantic_validator__.validate_json(data))
     except ValidationError as error:
         where = error.errors(include_url=False, include_input=False)[0]["loc"]
         raise RecordInvalid(type=kind, field=".".join(map(str, where))) from None

@@ -315,7 +315,7 @@ def _inbox_item(body: messages.Send) -> messages.InboxItem:
     content: list[dict[str, object]] = [
         {"type": "text", "text": part.text} for part in body.content
     ]
-    return messages.InboxItem.model_construct(  # its parts were checked
+    return messages.InboxItem(
         message_id=body.message_id,
         origin="user",
         content=body.content,

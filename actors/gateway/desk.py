@@ -236,8 +236,9 @@ class Desk:
                 keep_input=body.keep_input,
                 principal=PRINCIPAL,
             )
+        assert request.item is not None  # a send has one
         request.permit = self.permits.reserve(session.ref)
-        return messages.Deliver.model_construct(item=request.item, permit=request.permit)
+        return messages.Deliver(item=request.item, permit=request.permit)
 
     def _accept(self, request: Request) -> None:
         """Let storage put it into a passive session's inbox; room comes first (ACC-4, RES-1b)."""
@@ -249,7 +250,8 @@ class Desk:
                     retry_after_ms=SESSION_STOP_MS,
                 )
             self.ledger.take_place(request)
-        asked = messages.Accept.model_construct(
+        assert request.item is not None  # a send has one
+        asked = messages.Accept(
             session=request.session, gateway_epoch=self.epoch, item=request.item
         )
         self._ask_storage(request, asked)

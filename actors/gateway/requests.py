@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Generic, Literal, Protocol, TypeVar
 
-from callboard.messages import Body
+from callboard.messages import Body, InboxItem
 from callboard.wire import Header
 
 Where = Literal["here", "held", "session", "storage", "supervisor"]
@@ -79,7 +79,7 @@ class Request:
     """The id of its question to storage."""
     placed: bool = False
     """It has a place in the activation queue."""
-    item: Body | None = None
+    item: InboxItem | None = None
     """Of a send: the inbox item."""
     permit: bool = False
     """Of a send: a turn permit went along with it."""

@@ -93,10 +93,8 @@ def _live(state: Mailbox) -> Iterator[Entry]:
 
 def _refusal(state: Mailbox, item: InboxItem, size: int) -> CallboardError | None:
     """Tell why an input does not fit, staged ones counted (INB-7)."""
-    budget = Budget()
-    for entry in _live(state):
-        budget.add(entry.item.origin, entry.size)
-    return budget.refuse(item.origin, size)
+    live = [(entry.item.origin, entry.size) for entry in _live(state)]
+    return Budget(live).refuse(item.origin, size)
 
 
 # --- receipts -------------------------------------------------------------------------------
@@ -157,8 +155,13 @@ def _known(state: Mailbox, message_id: str, known: KnownInput) -> Receipt:
 
 def reply_all(tokens: Iterable[Token], answer: Answer) -> tuple[Effect, ...]:
     """Answer the first sender, and the senders of copies as duplicates (INB-6c)."""
+    first, *others = (*tokens,) or ("",)
+    if not first:
+        return QUIET
+    if not others:
+        return (Reply(first, answer),)
     copy = answer.model_copy(update={"duplicate": True}) if isinstance(answer, Receipt) else answer
-    return tuple(Reply(t, answer if i == 0 else copy) for i, t in enumerate(tokens))
+    return (Reply(first, answer), *(Reply(token, copy) for token in others))
 
 
 # --- puts -----------------------------------------------------------------------------------
