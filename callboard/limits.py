@@ -404,6 +404,7 @@ FD_ALARM_PERCENT: Final[int] = 70  # FLT-45: %
 FD_REFUSE_PERCENT: Final[int] = 85  # FLT-45: %
 OOM_SCORE_SESSION: Final[int] = 500  # FLT-52
 JSON_DEPTH_MAX: Final[int] = 64  # FLT-55, FLT-56: levels
+FREE_DEPTH_MAX: Final[int] = 59  # FLT-56: of a free field, what stands around it left out
 INT_ABS_MAX: Final[int] = 9_007_199_254_740_991  # FLT-55
 MESSAGE_ITEMS_MAX: Final[int] = 65_536  # FLT-56
 DECODE_MS_MAX: Final[int] = 50  # FLT-54

@@ -7,15 +7,17 @@ protocol number is `limits.PROTOCOL`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from callboard.limits import (
     CALL_ID_CHARS_MAX,
     EXTRA_BYTES_MAX,
+    FREE_DEPTH_MAX,
     ITEM_METADATA_BYTES_MAX,
     MESSAGE_ID_CHARS_MAX,
     MODEL_ID_CHARS_MAX,
@@ -34,6 +36,36 @@ Count = Annotated[int, Field(ge=0)]
 Instant = Annotated[int, Field(ge=0)]
 """Microseconds since the epoch."""
 BusyMode = Literal["steer", "queue", "interrupt"]
+
+
+def _is_shallow(value: Mapping[str, object] | list[object], levels: int) -> bool:
+    """Tell whether containers nest no deeper; a TypeError if a key is no text."""
+    inner: Iterable[object] = value
+    if isinstance(value, Mapping):
+        "".join(value)
+        inner = value.values()
+    for one in inner:
+        if isinstance(one, dict | list):
+            held = cast("dict[str, object] | list[object]", one)
+            if levels == 1 or not _is_shallow(held, levels - 1):
+                return False
+    return True
+
+
+def _bounded(value: dict[str, object]) -> dict[str, object]:
+    """Refuse a free field that nests too deep; what has fields of its own cannot."""
+    if value:
+        try:
+            shallow = _is_shallow(value, FREE_DEPTH_MAX)
+        except TypeError:
+            raise PydanticCustomError("malformed", "a key is no text") from None
+        if not shallow:
+            raise PydanticCustomError("too_deep", "it nests too deep")
+    return value
+
+
+Free = Annotated[dict[str, object], AfterValidator(_bounded)]
+"""A map that is nobody's but its user's."""
 ItemState = Literal["pending", "claimed", "acknowledged", "discarded"]
 Delivery = Literal["current_turn", "next_turn", "history"]
 Outcome = Literal["completed", "needs_user", "failed", "cancelled", "lost", "indeterminate"]
@@ -81,7 +113,7 @@ class CreateSession(Body):
     title: str | None = Field(default=None, max_length=TITLE_CHARS_MAX)
     model: str | None = Field(default=None, max_length=MODEL_ID_CHARS_MAX)
     settings: dict[str, str] = Field(default_factory=dict, max_length=SETTINGS_ENTRIES_MAX)
-    extra: dict[str, object] = Field(default_factory=dict)
+    extra: Free = Field(default_factory=dict)
 
 
 class Send(Body):
@@ -92,7 +124,7 @@ class Send(Body):
     message_id: MessageId
     content: list[Text] = Field(min_length=1, max_length=64)
     busy_mode: BusyMode = "steer"
-    metadata: dict[str, object] = Field(default_factory=dict)
+    metadata: Free = Field(default_factory=dict)
 
 
 class Wait(Body):
@@ -295,8 +327,8 @@ class InboxItem(Body):
     principal: str = Field(min_length=1, max_length=512)
     sender: str | None = None
     hidden: bool = False
-    metadata: dict[str, object] = Field(default_factory=dict)
-    output_schema: dict[str, object] | None = None
+    metadata: Free = Field(default_factory=dict)
+    output_schema: Free | None = None
     schema_digest: Hex64 | None = None
 
 

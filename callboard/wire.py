@@ -15,7 +15,7 @@ Pure: no clock, no socket, no state but `Unframer`'s buffer.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn, cast
@@ -192,25 +192,19 @@ _PLAIN_BYTES_MAX: Final = 16_384
 """So few bytes hold no more items than a message may have, whatever they are."""
 
 
-_CONTAINERS: Final = frozenset((dict, list))
-
-
 def _unpack_plain(data: bytes) -> dict[str, object] | None:
     """Build the values of a small map as our own encoder spells it; None for all others.
 
-    What encodes to the very bytes it came from has no equal keys, nothing behind it and no
-    extension types; the rest of FLT-56 is looked at here. It takes half the time of `_survey` and
-    `_build`, which judge, and name the reason for, everything else.
+    What encodes to the very bytes it came from has no equal keys and nothing behind it; how deep
+    it nests, and what its keys are, its model says (`messages.Free`). It takes a third of the time
+    of `_survey` and `_build`, which judge, and name the reason for, everything else.
     """
     if len(data) > _PLAIN_BYTES_MAX or _may_hold_odd_numbers(data):
         return None
     try:
         value: object = unpackb(data, max_ext_len=0, ext_hook=_no_extension)
-        if type(value) is not dict:
-            return None
-        found = cast("dict[str, object]", value)
-        if _is_shallow(found, JSON_DEPTH_MAX) and packb(found) == data:
-            return found
+        if type(value) is dict and packb(value) == data:
+            return cast("dict[str, object]", value)
     except Exception:  # whatever is wrong with it, the survey says it
         return None
     return None
@@ -230,17 +224,6 @@ def _may_hold_odd_numbers(data: bytes) -> bool:
             return True
         at = data.find(b"\xcf", at + 1)
     return False
-
-
-def _is_shallow(value: dict[str, Any] | list[Any], levels: int) -> bool:
-    """Tell whether containers nest no deeper, and every key is text."""
-    if isinstance(value, dict):
-        "".join(value)  # a TypeError for keys of bytes
-        inner: Iterable[Any] = value.values()
-    else:
-        inner = value
-    deeper = [one for one in inner if type(one) in _CONTAINERS]
-    return not deeper or (levels > 1 and all(_is_shallow(one, levels - 1) for one in deeper))
 
 
 def _build(data: bytes, list_max: int, map_max: int) -> dict[str, object]:
@@ -477,6 +460,9 @@ _REASONS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
+_WHOLE: Final[Mapping[str, str]] = MappingProxyType(  # what is told of no field
+    {"too_deep": "too_deep", "malformed": "malformed", "invalid_key": "malformed"}
+)
 _ERRORS_READ_MAX: Final = 1_024  # pydantic can only spell out all of them: 2 µs each
 
 
@@ -486,6 +472,8 @@ def _refuse(error: ValidationError) -> NoReturn:
         raise InvalidRequest(field="body", reason="type") from None
     first = error.errors(include_url=False, include_input=False)[0]
     kind = first["type"]
+    if kind in _WHOLE:
+        raise InvalidRequest(reason=_WHOLE[kind]) from None
     reason = _REASONS.get(kind) or ("type" if kind.endswith("_type") else "format")
     if kind.endswith("too_short") and first.get("ctx", {}).get("min_length") == 1:
         reason = "empty"

@@ -214,7 +214,8 @@ class Draft:
             raise InvalidRequest(field="metadata", reason="encoding") from None
         inbox = self._own_inbox()
         line = self._op("put", data)
-        refusal = inbox.budget().refuse(item.origin, len(line))
+        budget = inbox.budget()
+        refusal = budget.refuse(item.origin, len(line))
         if refusal is not None:
             raise refusal
         room = INBOX_FILE_BYTES_MAX - _FILE_ROOM - len(line)
@@ -226,6 +227,8 @@ class Draft:
         n = inbox.end.last
         live = Item(n, len(line), self.state.epoch, self.moment.commit, self.ts, item)
         inbox.items = {**inbox.items, item.message_id: live}
+        inbox.tally = budget = budget.copy()
+        budget.add(item.origin, len(line))
         inbox.live_bytes += len(line)
         return live
 
@@ -233,6 +236,7 @@ class Draft:
         """Take live items out of the inbox."""
         inbox = self._own_inbox()
         items = dict(inbox.items)
+        inbox.tally = None
         for message_id in message_ids:
             inbox.live_bytes -= items.pop(message_id).size_bytes
             self._write_op(self._op("remove", remove_data(message_id)))
@@ -251,7 +255,7 @@ class Draft:
             old = self.state.inbox
             self._ops_at = old.end.bytes
             self.state.inbox = Inbox(
-                old.generation, old.end, old.items, old.live_bytes, old.header_bytes
+                old.generation, old.end, old.items, old.live_bytes, old.header_bytes, old.tally
             )
         return self.state.inbox
 

@@ -140,6 +140,8 @@ class Inbox:
     """Live items by message id, in FIFO order."""
     live_bytes: int = 0
     header_bytes: int = 0
+    tally: Budget | None = None
+    """`items` by origin, once somebody has asked; as they, never changed in place."""
 
     @property
     def dead_bytes(self) -> int:
@@ -148,10 +150,9 @@ class Inbox:
 
     def budget(self) -> Budget:
         """Count the live items by origin."""
-        found = Budget()
-        for one in self.items.values():
-            found.add(one.item.origin, one.size_bytes)
-        return found
+        if self.tally is None:
+            self.tally = Budget((one.item.origin, one.size_bytes) for one in self.items.values())
+        return self.tally
 
 
 @dataclass(slots=True)

@@ -23,8 +23,8 @@ from callboard.errors import (
 from callboard.limits import (
     BUS_MESSAGE_BYTES_MAX,
     CLIENT_MESSAGE_BYTES_MAX,
+    FREE_DEPTH_MAX,
     INT_ABS_MAX,
-    JSON_DEPTH_MAX,
     MESSAGE_ID_CHARS_MAX,
     MESSAGE_ITEMS_MAX,
     PROTOCOL,
@@ -172,7 +172,7 @@ DOOR_ROWS: dict[str, tuple[bytes, str]] = {
     "a number as kind": (door(kind=1), "type"),
     "a list as body": (door(body=NONE), "type"),
     "a number as message": (packed(5), "type"),
-    "depth 65": (with_body(packed({"metadata": nested(JSON_DEPTH_MAX - 1)})), "too_deep"),
+    "too deep": (with_body(packed(SEND | {"metadata": {"a": nested(FREE_DEPTH_MAX)}})), "too_deep"),
     "depth 100,000": (b"\x91" * 100_000 + b"\x01", "too_deep"),
     "array that claims 4 G items": (with_body(b"\xdd\xff\xff\xff\xff"), "malformed"),
     "map that claims 4 G items": (b"\xdf\xff\xff\xff\xff", "malformed"),
@@ -189,7 +189,8 @@ DOOR_ROWS: dict[str, tuple[bytes, str]] = {
     "empty ext type": (with_body(b"\xc7\x00\x05"), "malformed"),
     "timestamp": (with_body(packed(msgpack.Timestamp(1))), "malformed"),
     "number as key": (with_body(b"\x81\x01\x01"), "malformed"),
-    "bytes as key": (with_body(b"\x81\xc4\x01a\x01"), "malformed"),
+    "bytes as key": (with_body(packed(SEND | {"metadata": {b"a": 1}})), "type"),
+    "bytes as key of a message": (with_body(b"\x81\xc4\x01a\x01"), "field"),
     "list as key": (with_body(b"\x81\x91\x01\x01"), "malformed"),
     "equal keys": (with_body(b"\x82\xa1a\x01\xa1a\x02"), "duplicate_key"),
     "equal keys of the envelope": (b"\x82\xa1v\x01\xa1v\x01", "duplicate_key"),
@@ -231,7 +232,7 @@ def test_a_row_of_bad_input_has_its_exact_reason(row: str) -> None:
 
 @pytest.mark.rule("FLT-56")
 def test_the_limits_themselves_are_accepted() -> None:
-    deepest = SEND | {"metadata": {"a": nested(JSON_DEPTH_MAX - 3)}}
+    deepest = SEND | {"metadata": {"a": nested(FREE_DEPTH_MAX - 1)}}
     numbers = SEND | {"metadata": {"a": INT_ABS_MAX, "b": -INT_ABS_MAX, "c": 1.5}}
     many = SEND | {"metadata": {"a": [0] * (MESSAGE_ITEMS_MAX - 20)}}
     for body in (deepest, numbers, many):

@@ -93,8 +93,8 @@ def _live(state: Mailbox) -> Iterator[Entry]:
 
 def _refusal(state: Mailbox, item: InboxItem, size: int) -> CallboardError | None:
     """Tell why an input does not fit, staged ones counted (INB-7)."""
-    live = [(entry.item.origin, entry.size) for entry in _live(state)]
-    return Budget(live).refuse(item.origin, size)
+    live = Budget((entry.item.origin, entry.size) for entry in _live(state))
+    return live.refuse(item.origin, size)
 
 
 # --- receipts -------------------------------------------------------------------------------
