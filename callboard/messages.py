@@ -25,6 +25,8 @@ from callboard.limits import (
     WORKSPACE_PATH_BYTES_MAX,
 )
 
+SEND_PARTS_MAX = 4_096
+"""Parts that are looked at; beyond ARTIFACT_LAYOUT_PARTS_MAX they are refused by name (ART-4)."""
 RefText = Annotated[str, Field(min_length=3, max_length=512)]
 MessageId = Annotated[str, Field(min_length=1, max_length=MESSAGE_ID_CHARS_MAX)]
 TurnId = Annotated[str, Field(min_length=1, max_length=64)]
@@ -49,10 +51,15 @@ class Body(BaseModel):
 
 
 class Text(Body):
-    """A text part of an input."""
+    """A text part of an input.
+
+    `prompt_artifact` is there if `text` is the excerpt of a longer one, which lies in a file
+    (ART-1): an ArtifactRef as it came, read with `artifacts.read_ref` wherever it is used.
+    """
 
     type: Literal["text"]
     text: str
+    prompt_artifact: dict[str, object] | None = None
 
 
 # --- client -> gateway (the door) ------------------------------------------------------------
@@ -90,7 +97,7 @@ class Send(Body):
     kind: ClassVar[str] = "send"
     session: RefText
     message_id: MessageId
-    content: list[Text] = Field(min_length=1, max_length=64)
+    content: list[Text] = Field(min_length=1, max_length=SEND_PARTS_MAX)
     busy_mode: BusyMode = "steer"
     metadata: dict[str, object] = Field(default_factory=dict)
 
@@ -509,6 +516,23 @@ class Create(Body):
     gateway_epoch: int = Field(ge=1)
     session: RefText
     record: NewRecord
+
+
+class StoreArtifact(Body):
+    """Keep the text of a long message before the message is admitted (ART-2). Answer: ok.
+
+    Without data the file must be there already, and is checked. `message_id` and `digest` are those
+    of the input that will name it, so that a repeat and a conflict are told before anything is
+    written (INB-6d).
+    """
+
+    kind: ClassVar[str] = "store_artifact"
+    session: RefText
+    gateway_epoch: int = Field(ge=1)
+    message_id: MessageId
+    digest: Hex64
+    artifact: dict[str, object]
+    data: bytes | None = None
 
 
 class DiscardInput(Body):

@@ -10,15 +10,23 @@ import dataclasses
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, NoReturn
 
 from callboard.errors import CallboardError, InvalidRequest, NotFound, Overloaded
 from callboard.limits import JOURNAL_IDLE_MARK_MS, STORAGE_FULL_PROBE_MS
 from callboard.logs import Log
-from callboard.messages import AwaitInput, Body, Forget, GatewayHello, Subscribe
+from callboard.messages import (
+    AwaitInput,
+    Body,
+    Forget,
+    GatewayHello,
+    StoreArtifact,
+    Subscribe,
+)
 from callboard.peer import Arrived, BusActor, Event, Io, Posted, Timer, Unreachable
+from callboard.storage.artifacts import Job
 from callboard.storage.disk import Poisoned
 from callboard.storage.engine import Engine, Reply, Request
 from callboard.storage.feeds import Address, Feeds
@@ -79,6 +87,28 @@ class ThreadRunner:
             raise error
 
 
+@dataclass(frozen=True, slots=True)
+class ArtifactEnded:
+    """An artifact is written and durable, or refused."""
+
+    job: Job
+
+
+class ArtifactThread:
+    """Writes artifacts beside the actor, so that acknowledgements go on."""
+
+    def __init__(self, io: Io) -> None:
+        self._io = io
+
+    def start(self, job: Job, ended: Callable[[Job], None]) -> None:
+        """See storage.artifacts.Runner; the actor itself says so when it hears of the end."""
+        threading.Thread(target=self._run, args=(job,), name="artifact", daemon=True).start()
+
+    def _run(self, job: Job) -> None:
+        job.run()
+        self._io.call_io(lambda: self._io.post(ArtifactEnded(job)))
+
+
 class _Answer(NamedTuple):
     kind: str
     body: bytes
@@ -130,6 +160,7 @@ class StorageActor(BusActor):
         self._timers: set[str] = set()
         self._stopped = False
         engine.release = self._release
+        engine.artifacts.runner = ArtifactThread(io)
 
     def on_start(self) -> None:
         """Begin."""
@@ -164,6 +195,8 @@ class StorageActor(BusActor):
             elif isinstance(event, Posted):
                 if isinstance(event.value, JobEnded):
                     self._engine.checkpoints.ended(event.value.job)
+                elif isinstance(event.value, ArtifactEnded):
+                    self._engine.artifacts.ended(event.value.job)
                 stop = stop or event.value is STOP
             elif isinstance(event, Unreachable):
                 self._undelivered(Address(event.to, event.header.cid), event.header.kind)
@@ -199,7 +232,7 @@ class StorageActor(BusActor):
             requests.append(Request(address, peer.role, peer.scope, body))
             if isinstance(body, GatewayHello) and peer.role == "gateway":
                 self._feeds.forget_others(peer.routing_id)
-        elif not isinstance(body, AwaitInput | Subscribe | Forget):
+        elif not isinstance(body, AwaitInput | Subscribe | Forget | StoreArtifact):
             self._answer(address, InvalidRequest(reason="kind"))
         elif peer.role != "gateway":
             self._answer(address, NotFound())
@@ -211,6 +244,8 @@ class StorageActor(BusActor):
             self._feeds.subscribe(address, body)
         elif isinstance(body, AwaitInput):
             self._feeds.await_input(address, body)
+        elif isinstance(body, StoreArtifact):
+            self._engine.store_artifact(address, body)
         elif isinstance(body, Forget):
             self._feeds.forget(Address(address.peer, body.request))
 

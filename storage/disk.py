@@ -43,6 +43,17 @@ class Disk(Protocol):
         """Open a state file for reading and writing by the rules of FLT-50."""
         ...
 
+    def open_shared(self, path: str) -> int:
+        """Open a file that may have several names, for reading; HomeUnsafe if it is not ours alone.
+
+        A looser mode is not tightened here but refused (ART-8).
+        """
+        ...
+
+    def check_folder(self, path: str) -> None:
+        """Refuse, as HomeUnsafe, a folder that is not a real one of our own, 0700 (ART-8)."""
+        ...
+
     def create(self, path: str) -> int:
         """Create a file that must not exist, 0600, open for reading and writing."""
         ...
@@ -90,6 +101,10 @@ class Disk(Protocol):
         """Give a file another name, in place of what had it."""
         ...
 
+    def link(self, old: str, new: str) -> None:
+        """Give a file one more name, which nothing may have: FileExistsError."""
+        ...
+
     def unlink(self, path: str) -> None:
         """Remove a name."""
         ...
@@ -114,6 +129,14 @@ class RealDisk:
     def open(self, path: str, what: home.What = "home") -> int:
         """See Disk."""
         return home.open_state(Path(path), os.O_RDWR, what=what)
+
+    def open_shared(self, path: str) -> int:
+        """See Disk."""
+        return home.open_shared(Path(path))
+
+    def check_folder(self, path: str) -> None:
+        """See Disk."""
+        home.check_private(Path(path))
 
     def create(self, path: str) -> int:
         """See Disk."""
@@ -158,6 +181,10 @@ class RealDisk:
     def rename(self, old: str, new: str) -> None:
         """See Disk."""
         home.replace_file(Path(old), Path(new))
+
+    def link(self, old: str, new: str) -> None:
+        """See Disk."""
+        home.link_file(Path(old), Path(new))
 
     def unlink(self, path: str) -> None:
         """See Disk."""

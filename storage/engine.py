@@ -23,8 +23,9 @@ from callboard.limits import (
     STORAGE_FULL_PROBE_MS,
 )
 from callboard.logs import Log
-from callboard.messages import Body
+from callboard.messages import Body, Ok, StoreArtifact
 from callboard.records import timestamp
+from callboard.storage.artifacts import Artifacts
 from callboard.storage.checkpoint import Checkpoints, InlineRunner, Runner
 from callboard.storage.disk import Clock, Disk, DiskFull, Poisoned
 from callboard.storage.draft import Moment, Plan
@@ -33,7 +34,7 @@ from callboard.storage.frames import Commit, Damaged, Epochs, FileMark, pack, si
 from callboard.storage.leases import Owners
 from callboard.storage.load import trim_keys
 from callboard.storage.recovery import Recovered
-from callboard.storage.requests import plan_request
+from callboard.storage.requests import check_store, plan_request
 from callboard.storage.state import SessionState
 
 WAITING_BYTES_MAX: Final = 67_108_864
@@ -159,6 +160,9 @@ class Engine:
         """The last commit whose parts the files have, or wait for."""
         self._unhanded: int | None = None
         self.checkpoints = Checkpoints(self, runner or InlineRunner())
+        self.artifacts = Artifacts(
+            disk, self.files.root, clock, self.sessions, fresh, self._answer_one
+        )
         durable.synced(self.handed)
         durable.written(self.handed)
         self.mark()
@@ -186,7 +190,26 @@ class Engine:
                 persist = self._one_by_one(requests[at : at + count])
             news += self._perform(persist)
             at += count
+        self.artifacts.pump()
         return news
+
+    def store_artifact(self, token: object, body: StoreArtifact) -> None:
+        """Take on the text of a long message, before the message is admitted (ART-2).
+
+        The answer is released when the file is durable, or at once: what an input of this id was
+        accepted with needs no file any more, and what would be refused writes none (INB-6d).
+        """
+        try:
+            if check_store(self, body):
+                self.artifacts.store(token, body)
+            else:
+                self._answer_one(token, Ok())
+        except CallboardError as error:
+            self._answer_one(token, error)
+        self.artifacts.pump()
+
+    def _answer_one(self, token: object, body: Body | CallboardError) -> None:
+        self.release([Reply(token, body)])
 
     def _plan_batch(self, requests: Sequence[Request], at: int) -> tuple[Persist, int]:
         frames: list[Frame] = []
@@ -364,6 +387,8 @@ class Engine:
         self.note(frame)
         if plan.lease is not None:
             self.sessions.leases[frame.text] = plan.lease.spell()
+            if plan.lease.held:
+                self.artifacts.activated(frame.text)
         trim_keys(state.keys)
         return News(frame.text, plan.first_seq, plan.lines)
 

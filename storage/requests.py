@@ -127,7 +127,7 @@ def _append(engine: Engine, body: m.Append, moment: Moment) -> Plan:
         raise StaleEpoch
     if state.damage is not None:
         raise state.damage
-    return plan_append(state, body, moment)
+    return plan_append(state, body, moment, engine.artifacts)
 
 
 def _lookup(engine: Engine, body: m.Lookup, moment: Moment) -> Plan:
@@ -210,6 +210,7 @@ def _accept(engine: Engine, body: m.Accept, moment: Moment) -> Plan:
                 runnable=state.fold.turn is not None or state.runnable(),
             )
         )
+    engine.artifacts.check(body.session, body.item)
     draft = Draft(state, moment)
     draft.put(body.item)
     return draft.plan(
@@ -220,6 +221,21 @@ def _accept(engine: Engine, body: m.Accept, moment: Moment) -> Plan:
             runnable=body.item.wake and state.fold.paused_at is None,
         )
     )
+
+
+def check_store(engine: Engine, body: m.StoreArtifact) -> bool:
+    """Check whether an artifact may be stored: as for the input that will name it (ACC-1c).
+
+    Returns:
+        False if that input was accepted before: then nothing needs to be stored.
+
+    Raises:
+        StaleEpoch, NotFound, SessionArchived, RequestConflict, …: it is refused.
+
+    """
+    _gateway(engine, body.gateway_epoch)
+    state = _startable(engine, body.session)
+    return state.known(check_message_id(body.message_id), body.digest) is None
 
 
 def _create(engine: Engine, body: m.Create, moment: Moment) -> Plan:

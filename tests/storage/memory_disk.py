@@ -157,6 +157,15 @@ class MemoryDisk:
             raise HomeUnsafe(what=what, reason="not_regular")
         return self._fd(path, inode)
 
+    def open_shared(self, path: str) -> int:
+        return self.open(path)
+
+    def check_folder(self, path: str) -> None:
+        if path not in self.names:
+            raise FileNotFoundError(errno.ENOENT, path)
+        if self.names[path] is not DIRECTORY:
+            raise HomeUnsafe(what="home", reason="not_directory")
+
     def create(self, path: str) -> int:
         self._call("create", path)
         if path in self.names:
@@ -240,6 +249,14 @@ class MemoryDisk:
         inode = self.names.pop(old)
         self.names[new] = inode
         self._pend(os.path.dirname(new), (f"rename {old}", new, inode))
+
+    def link(self, old: str, new: str) -> None:
+        self._call("link", new)
+        if new in self.names:
+            raise FileExistsError(errno.EEXIST, new)
+        inode = self.names[old]
+        self.names[new] = inode
+        self._pend(os.path.dirname(new), ("link", new, inode))
 
     def unlink(self, path: str) -> None:
         self._call("unlink", path)
