@@ -235,6 +235,16 @@ class ProcessView(Body):
     restarts: Count = 0
 
 
+class Level(Body):
+    """How full something is that refuses when it is full (FLT-22)."""
+
+    name: str
+    value: Count
+    limit: Count
+    """Where it refuses; of free space, below which it alarms."""
+    alarm: bool
+
+
 class PlaneStatus(Body):
     """The plane as supervisor and gateway see it."""
 
@@ -248,6 +258,8 @@ class PlaneStatus(Body):
     """Number of sessions by state: activating, live, turn, draining, quarantined."""
     counters: dict[str, int]
     """Monotonic counters: inputs accepted, receipts, restarts by role, refusals."""
+    levels: list[Level] = Field(default_factory=list[Level])
+    """Free space, descriptors, queues: of storage as it last said, of the gateway as they are."""
     detail: str | None = None
     """What stands still and why, in one line (FLT-4)."""
 
@@ -478,6 +490,13 @@ class GatewayEpoch(Body):
     epoch: int = Field(ge=1)
     waiting: list[RefText]
     """Passive sessions with an open turn or waiting input, to be woken (host page, section 5)."""
+
+
+class StorageLevels(Body):
+    """How full storage is. Sent by storage unasked; answer: none."""
+
+    kind: ClassVar[str] = "storage_levels"
+    levels: list[Level]
 
 
 class Accept(Body):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -15,13 +16,16 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, NoReturn
 
 from callboard.errors import CallboardError, InvalidRequest, NotFound, Overloaded
-from callboard.limits import JOURNAL_IDLE_MARK_MS, STORAGE_FULL_PROBE_MS
+from callboard.levels import descriptors
+from callboard.limits import JOURNAL_IDLE_MARK_MS, STORAGE_FULL_PROBE_MS, STORAGE_LEVELS_MS
 from callboard.logs import Log
 from callboard.messages import (
     AwaitInput,
     Body,
     Forget,
     GatewayHello,
+    Level,
+    StorageLevels,
     StoreArtifact,
     Subscribe,
 )
@@ -40,6 +44,7 @@ POISONED: Final = 74
 STOP: Final = object()
 """Posted when the process shall stop in order."""
 _MARK, _MAINTAIN, _PUMP, _AGAIN, _INDEX = "mark", "maintain", "pump", "again", "index"
+_LEVELS: Final = "levels"
 _MAINTAIN_MS: Final = 250
 _PUMP_MS: Final = 2
 _AGAIN_MS: Final = 20
@@ -148,6 +153,13 @@ class _Sent:
         return list(found.items())
 
 
+def _descriptors() -> Level:
+    """Count this process's open descriptors."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = len(os.listdir("/proc/self/fd"))
+    return descriptors("storage_descriptors", count, limit)
+
+
 class StorageActor(BusActor):
     """Owns the engine; one batch for each time it is woken."""
 
@@ -159,6 +171,8 @@ class StorageActor(BusActor):
         self._sent = _Sent()
         self._timers: set[str] = set()
         self._stopped = False
+        self._gateway = ""
+        self._alarms: frozenset[str] = frozenset()
         engine.release = self._release
         engine.artifacts.runner = ArtifactThread(io)
 
@@ -232,6 +246,8 @@ class StorageActor(BusActor):
             requests.append(Request(address, peer.role, peer.scope, body))
             if isinstance(body, GatewayHello) and peer.role == "gateway":
                 self._feeds.forget_others(peer.routing_id)
+                self._gateway = peer.routing_id
+                self._set(_LEVELS, 1)
         elif not isinstance(body, AwaitInput | Subscribe | Forget | StoreArtifact):
             self._answer(address, InvalidRequest(reason="kind"))
         elif peer.role != "gateway":
@@ -294,9 +310,10 @@ class StorageActor(BusActor):
             if waits is not None and waits >= JOURNAL_IDLE_MARK_MS:
                 engine.mark()
         elif name == _MAINTAIN:
-            if engine.files.waiting_bytes:
-                engine.materialise()
+            engine.probe()
             engine.trim(self._feeds.follows)
+        elif name == _LEVELS:
+            self._tell_levels()
         elif name == _PUMP:
             self._feeds.pump()
         elif name == _INDEX:
@@ -306,6 +323,21 @@ class StorageActor(BusActor):
                 header = Header(answer.kind, cid=address.request)
                 self.io.send(LINK, header, answer.body, address.peer)
 
+    def _tell_levels(self) -> None:
+        """Tell the gateway how full we are; an alarm that begins or ends is logged."""
+        levels = [*self._engine.levels(), _descriptors()]
+        alarms = frozenset(one.name for one in levels if one.alarm)
+        for one in levels:
+            if one.alarm != (one.name in self._alarms):
+                action = "alarm" if one.alarm else "alarm_over"
+                facts = {"level": "warning", "of": one.name, "value": one.value, "limit": one.limit}
+                self._log(action, facts)
+        self._alarms = alarms
+        if self._gateway:
+            body = StorageLevels(levels=levels)
+            self.io.send(LINK, Header(body.kind), encode_body(body), self._gateway)
+        self._set(_LEVELS, STORAGE_LEVELS_MS)
+
     def _arm(self) -> None:
         """Begin what is due, and wake up for what will be."""
         engine = self._engine
@@ -313,9 +345,11 @@ class StorageActor(BusActor):
             engine.checkpoints.begin()
         if (waits := engine.idle_ms()) is not None:
             self._set(_MARK, max(1, int(JOURNAL_IDLE_MARK_MS - waits) + 1))
-        if engine.checkpoints.pending or engine.files.waiting_bytes:
-            full = engine.files.full
+        if engine.checkpoints.pending or engine.files.waiting_bytes or not engine.reserve.whole:
+            full = engine.files.full or not engine.reserve.whole
             self._set(_MAINTAIN, STORAGE_FULL_PROBE_MS if full else _MAINTAIN_MS)
+        if engine.reserve.whole == ("reserve_given_up_bytes" in self._alarms):
+            self._tell_levels()
         if self._feeds.catching_up:
             self._set(_PUMP, _PUMP_MS)
         if self._catalog.dirty:

@@ -78,6 +78,14 @@ class Disk(Protocol):
         """Cut a file, or lengthen it with zeros."""
         ...
 
+    def allocate(self, fd: int, size: int) -> None:
+        """Give a file blocks for so many bytes from its beginning; OSError if there are none."""
+        ...
+
+    def free(self, path: str) -> int:
+        """Count the bytes that this user may still write where a folder lies."""
+        ...
+
     def datasync(self, fd: int) -> None:
         """Make a file's bytes and its length durable."""
         ...
@@ -161,6 +169,15 @@ class RealDisk:
     def truncate(self, fd: int, size: int) -> None:
         """See Disk."""
         os.ftruncate(fd, size)
+
+    def allocate(self, fd: int, size: int) -> None:
+        """See Disk."""
+        os.posix_fallocate(fd, 0, size)
+
+    def free(self, path: str) -> int:
+        """See Disk."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
 
     def datasync(self, fd: int) -> None:
         """See Disk."""

@@ -15,7 +15,9 @@ from typing import Final, NamedTuple
 
 from callboard.errors import CallboardError, Internal, StorageFull
 from callboard.ids import fresh_id
+from callboard.levels import free_space, queue
 from callboard.limits import (
+    ARTIFACT_STORES_BYTES_MAX,
     COMMIT_BATCH_BYTES_MAX,
     COMMIT_BATCH_FRAMES_MAX,
     FRAME_BYTES_MAX,
@@ -23,7 +25,7 @@ from callboard.limits import (
     STORAGE_FULL_PROBE_MS,
 )
 from callboard.logs import Log
-from callboard.messages import Body, Ok, StoreArtifact
+from callboard.messages import Body, Level, Ok, StoreArtifact
 from callboard.records import timestamp
 from callboard.storage.artifacts import Artifacts
 from callboard.storage.checkpoint import Checkpoints, InlineRunner, Runner
@@ -35,6 +37,7 @@ from callboard.storage.leases import Owners
 from callboard.storage.load import trim_keys
 from callboard.storage.recovery import Recovered
 from callboard.storage.requests import check_store, plan_request
+from callboard.storage.reserve import Reserve
 from callboard.storage.state import SessionState
 
 WAITING_BYTES_MAX: Final = 67_108_864
@@ -101,6 +104,8 @@ class Options:
     segment_bytes: int
     checkpoint_bytes: int
     checkpoint_ms: int
+    reserve_bytes: int = 0
+    """Room that is kept for frames that end something; 0 for none."""
 
 
 @dataclass(slots=True)
@@ -159,6 +164,8 @@ class Engine:
         self.handed = self.journal.last_commit
         """The last commit whose parts the files have, or wait for."""
         self._unhanded: int | None = None
+        self.reserve = Reserve(disk, f"{self.files.root}/journal", options.reserve_bytes)
+        self.reserve.restore()
         self.checkpoints = Checkpoints(self, runner or InlineRunner())
         self.artifacts = Artifacts(
             disk, self.files.root, clock, self.sessions, fresh, self._answer_one
@@ -258,9 +265,11 @@ class Engine:
         return Internal(correlation_id=name)
 
     def _check_room(self, plan: Plan) -> None:
-        """Refuse input while files wait for room, and everything when too much waits."""
+        """Refuse what begins something while room is short, and everything when too much waits."""
         waiting = self.files.waiting_bytes
-        if (plan.puts and self.files.full) or waiting > WAITING_BYTES_MAX:
+        short = self.files.full and plan.puts
+        spent = not self.reserve.whole and not plan.ends
+        if short or spent or waiting > WAITING_BYTES_MAX:
             self.counters.refused_full += 1
             raise storage_full()
 
@@ -344,16 +353,27 @@ class Engine:
         ts = timestamp(now := self.clock.now_us())
         for request in requests:
             reply, frame = self._plan_one(request, now, ts)
-            if frame is not None:
-                try:
-                    self._write([frame])
-                    frames.append(frame)
-                except DiskFull:
-                    self._undo([frame])
+            if frame is not None and not self._fits(frame):
+                again = frame.plan.ends and self.reserve.give_up()
+                if again:
+                    self.log("reserve_given_up", {"level": "error"})
+                    reply, frame = self._plan_one(request, now, ts)
+                if not again or (frame is not None and not self._fits(frame)):
+                    frame, reply = None, Reply(request.token, storage_full())
                     self.counters.refused_full += 1
-                    reply = Reply(request.token, storage_full())
+            if frame is not None:
+                frames.append(frame)
             replies.append(reply)
         return Persist(tuple(frames), tuple(replies))
+
+    def _fits(self, frame: Frame) -> bool:
+        """Write a frame; false if there is no room, and then it is undone."""
+        try:
+            self._write([frame])
+        except DiskFull:
+            self._undo([frame])
+            return False
+        return True
 
     def _perform(self, persist: Persist) -> list[News]:
         """Sync, reply, and only then touch the streams' files."""
@@ -408,16 +428,44 @@ class Engine:
             )
 
     def materialise(self) -> None:
-        """Write what waits for the streams' files."""
+        """Write what waits for the streams' files.
+
+        What the reserve gave up is for the journal: until it is whole, files leave half of it.
+        """
+        if not self.reserve.whole:
+            free = self.disk.free(self.files.root)
+            if free < self.files.waiting_bytes + self.reserve.size // 2:
+                return
         for lost in self.files.flush():
             _, key, session_id, _ = lost.file.split("/")
             self.sessions.mark_damaged(Damaged(f"{key}/{session_id}", lost.damage, 0))
             self.counters.lost_files += 1
         self.durable.written(self.files.written(self.handed))
 
+    def probe(self) -> None:
+        """See whether there is room again: for the reserve first, then for what waits (FLT-21c)."""
+        if not self.reserve.whole and self.reserve.restore():
+            self.log("reserve_whole", {})
+        if self.files.waiting_bytes:
+            self.materialise()
+
+    def levels(self) -> list[Level]:
+        """Say how full what storage writes to is (FLT-22); the reserve counts until it is whole."""
+        given_up = 0 if self.reserve.whole else self.reserve.size
+        return [
+            free_space(self.disk.free(self.files.root)),
+            queue("files_waiting_bytes", self.files.waiting_bytes, WAITING_BYTES_MAX),
+            queue(
+                "artifacts_waiting_bytes", self.artifacts.waiting_bytes, ARTIFACT_STORES_BYTES_MAX
+            ),
+            queue("reserve_given_up_bytes", given_up, self.reserve.size),
+        ]
+
     def persist_compactions(self, frames: Sequence[Frame]) -> None:
         """Write and sync frames that nobody waits for; without room they are let be."""
         try:
+            if not self.reserve.whole:
+                raise DiskFull
             self._write(frames)
         except DiskFull:
             self._undo(frames)

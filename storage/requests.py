@@ -337,6 +337,7 @@ def _quarantine(engine: Engine, body: m.Quarantine, moment: Moment) -> Plan:
 def _update(state: SessionState, moment: Moment, data: Mapping[str, object]) -> Plan:
     draft = Draft(state, moment)
     draft.add_records([_record(moment, "session_updated", data)])
+    draft.begins = False  # a quarantine is needed on a full disk, too
     return draft.plan(m.Ok())
 
 

@@ -43,6 +43,7 @@ from callboard.errors import (
     StaleEpoch,
     StorageUnavailable,
 )
+from callboard.levels import queue
 from callboard.limits import (
     CLIENT_OUTPUT_BYTES_MAX,
     OPERATOR_REASON_CHARS_MAX,
@@ -92,6 +93,10 @@ class Desk:
         self._again = Deadlines()
         self._storage: Asks[Request | str] = Asks(f"{own}s", ports.storage)
         self._supervisor: Asks[Request | Activation] = Asks(f"{own}v", self._tell_supervisor)
+        self._levels: list[messages.Level] = []
+        """How full storage is, as it last said."""
+        self.own_levels: Callable[[], list[messages.Level]] = list[messages.Level]
+        """Gives what the actor knows: descriptors, connections."""
         self._supervisor_id = ""
         self._greeting: tuple[str, str] | None = None
         """The supervisor's hello, while it waits for this gateway to be ready."""
@@ -389,6 +394,11 @@ class Desk:
 
     def from_storage(self, header: Header, raw: bytes) -> None:
         """Take an answer of storage."""
+        if header.kind == messages.StorageLevels.kind:
+            told = decode_body(header.kind, raw)
+            assert isinstance(told, messages.StorageLevels)
+            self._levels = told.levels
+            return
         context = self._storage.peek(header.cid)
         if isinstance(context, Request) and header.kind == "records":
             self._records(context, raw)
@@ -532,8 +542,16 @@ class Desk:
             processes=tree.processes,
             sessions=dict(states),
             counters={**tree.counters, **self.statistics()},
+            levels=[*self._levels, *self._queues(), *self.own_levels()],
             detail=tree.detail,
         )
+
+    def _queues(self) -> list[messages.Level]:
+        return [
+            queue("activation_queue", self.places.count, self.places.count_max),
+            queue("activation_queue_bytes", self.places.bytes, self.places.bytes_max),
+            queue("turn_queue", self.permits.waiting, self.permits.queue_max),
+        ]
 
     def statistics(self) -> dict[str, int]:
         """Give counters and fill levels (habit 14)."""

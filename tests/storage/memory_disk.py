@@ -213,6 +213,16 @@ class MemoryDisk:
         apply(inode.seen, op)
         inode.pending.append(op)
 
+    def allocate(self, fd: int, size: int) -> None:
+        path, inode = self.fds[fd]
+        self._call("allocate", path)
+        if size - len(inode.seen) > self.free(path):
+            raise OSError(errno.ENOSPC, path)
+        self.truncate(fd, max(size, len(inode.seen)))
+
+    def free(self, path: str) -> int:
+        return 1 << 40 if self.capacity is None else max(0, self.capacity - self.used())
+
     def _sync(self, name: str, fd: int) -> None:
         path, inode = self.fds[fd]
         self._call(name, path)

@@ -915,3 +915,22 @@ def test_a_text_is_said_again_to_a_storage_that_was_restarted() -> None:
     asked, _ = world.storage_asked()
     world.from_storage(asked, accepted())
     assert isinstance(world.answer(client, name), m.Receipt)
+
+
+@pytest.mark.rule("FLT-22")
+def test_status_shows_how_full_things_are_and_waits_for_nobody() -> None:
+    world = Fixture(activation_queue=1).ready()
+    client = world.connect()
+    full = m.Level(name="disk_free_bytes", value=5, limit=10, alarm=True)
+    world.from_storage(Header("", ""), m.StorageLevels(levels=[full]))
+    world.desk.storage_lost()
+    world.ask(client, send("a", "m1"))
+    name = world.ask(client, m.Status())
+    _, header, _ = world.peer_told("supervisor_status")
+    world.from_supervisor(tree("fine"), cid=header.id)
+    body = world.answer(client, name)
+    assert isinstance(body, m.PlaneStatus)
+    by_name = {one.name: one for one in body.levels}
+    assert by_name["disk_free_bytes"] == full
+    assert by_name["activation_queue"].alarm
+    assert not by_name["turn_queue"].alarm
