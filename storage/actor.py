@@ -17,7 +17,12 @@ from typing import Final, NamedTuple, NoReturn
 
 from callboard.errors import CallboardError, InvalidRequest, NotFound, Overloaded
 from callboard.levels import descriptors
-from callboard.limits import JOURNAL_IDLE_MARK_MS, STORAGE_FULL_PROBE_MS, STORAGE_LEVELS_MS
+from callboard.limits import (
+    JOURNAL_IDLE_MARK_MS,
+    STORAGE_FULL_PROBE_MS,
+    STORAGE_LEVELS_MS,
+    STORAGE_QUEUE_FRAMES_MAX,
+)
 from callboard.logs import Log
 from callboard.messages import (
     AwaitInput,
@@ -31,8 +36,9 @@ from callboard.messages import (
 )
 from callboard.peer import Arrived, BusActor, Event, Io, Posted, Timer, Unreachable
 from callboard.storage.artifacts import Job
+from callboard.storage.backlog import Backlog
 from callboard.storage.disk import Poisoned
-from callboard.storage.engine import Engine, Reply, Request
+from callboard.storage.engine import Engine, News, Reply, Request
 from callboard.storage.feeds import Address, Feeds
 from callboard.storage.files import SyncJob
 from callboard.storage.indexing import Catalog
@@ -45,6 +51,10 @@ STOP: Final = object()
 """Posted when the process shall stop in order."""
 _MARK, _MAINTAIN, _PUMP, _AGAIN, _INDEX = "mark", "maintain", "pump", "again", "index"
 _LEVELS: Final = "levels"
+_GO_ON: Final = object()
+"""Posted to itself while requests wait for the next batch."""
+_FEW: Final = 8
+"""Requests that are not worth sharing out."""
 _MAINTAIN_MS: Final = 250
 _PUMP_MS: Final = 2
 _AGAIN_MS: Final = 20
@@ -171,6 +181,7 @@ class StorageActor(BusActor):
         self._sent = _Sent()
         self._timers: set[str] = set()
         self._stopped = False
+        self._backlog = Backlog[Request]()
         self._gateway = ""
         self._alarms: frozenset[str] = frozenset()
         engine.release = self._release
@@ -214,15 +225,34 @@ class StorageActor(BusActor):
                 stop = stop or event.value is STOP
             elif isinstance(event, Unreachable):
                 self._undelivered(Address(event.to, event.header.cid), event.header.kind)
-        news = self._engine.run(requests)
-        self._feeds.take(news)
-        self._catalog.touched(news)
+        self._run(requests, everything=stop)
         for address, body in others:
             self._other(address, body)
         if stop:
             self._shut()
         else:
             self._arm()
+
+    def _run(self, requests: list[Request], *, everything: bool) -> None:
+        """Run one batch of what waits, so that what arrives meanwhile can have a place in the next.
+
+        More than one if too much waits: then nothing is received until there is room.
+        """
+        backlog = self._backlog
+        if len(requests) <= _FEW and not backlog:  # a batch of its own, whatever it holds
+            self._said(self._engine.run(requests))
+            return
+        backlog.add(requests)
+        while backlog:
+            self._said(self._engine.run(backlog.take()))
+            if not everything and len(backlog) < STORAGE_QUEUE_FRAMES_MAX:
+                break
+        if backlog:
+            self.io.post(_GO_ON)
+
+    def _said(self, news: list[News]) -> None:
+        self._feeds.take(news)
+        self._catalog.touched(news)
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -243,7 +273,7 @@ class StorageActor(BusActor):
             self._answer(address, error)
             return
         if serves(header.kind):
-            requests.append(Request(address, peer.role, peer.scope, body))
+            requests.append(Request(address, peer.role, peer.scope, body, len(event.body)))
             if isinstance(body, GatewayHello) and peer.role == "gateway":
                 self._feeds.forget_others(peer.routing_id)
                 self._gateway = peer.routing_id

@@ -53,6 +53,13 @@ class Request(NamedTuple):
     role: str
     scope: str
     body: Body
+    weight: int = 0
+    """Bytes of its message, for its place in a batch."""
+
+    @property
+    def lane(self) -> str:
+        """The session that it is about, in whose order it stays; empty for none."""
+        return getattr(self.body, "session", "")
 
 
 class Reply(NamedTuple):
