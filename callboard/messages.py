@@ -537,6 +537,22 @@ class Create(Body):
     record: NewRecord
 
 
+class StageRecords(Body):
+    """A piece of a session that is created with more records than a frame holds.
+
+    Answer: ok, and to the last piece created, when the session is there. `op` is the id of its
+    first record; pieces are numbered from 0, and one that is repeated is answered again.
+    """
+
+    kind: ClassVar[str] = "stage_records"
+    gateway_epoch: int = Field(ge=1)
+    session: RefText
+    op: Hex32
+    index: Count
+    records: list[NewRecord] = Field(min_length=1, max_length=4096)
+    last: bool
+
+
 class StoreArtifact(Body):
     """Keep the text of a long message before the message is admitted (ART-2). Answer: ok.
 

@@ -30,13 +30,14 @@ from callboard.messages import (
     Forget,
     GatewayHello,
     Level,
+    StageRecords,
     StorageLevels,
     StoreArtifact,
     Subscribe,
 )
 from callboard.peer import Arrived, BusActor, Event, Io, Posted, Timer, Unreachable
-from callboard.storage.artifacts import Job
 from callboard.storage.backlog import Backlog
+from callboard.storage.beside import J
 from callboard.storage.disk import Poisoned
 from callboard.storage.engine import Engine, News, Reply, Request
 from callboard.storage.feeds import Address, Feeds
@@ -103,25 +104,27 @@ class ThreadRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class ArtifactEnded:
-    """An artifact is written and durable, or refused."""
+class Done:
+    """A job has run beside the actor; `tell` says so to whoever began it."""
 
-    job: Job
+    tell: Callable[[], None]
 
 
-class ArtifactThread:
-    """Writes artifacts beside the actor, so that acknowledgements go on."""
+class ThreadJobs:
+    """Runs each job in a thread of its own."""
 
     def __init__(self, io: Io) -> None:
         self._io = io
 
-    def start(self, job: Job, ended: Callable[[Job], None]) -> None:
-        """See storage.artifacts.Runner; the actor itself says so when it hears of the end."""
-        threading.Thread(target=self._run, args=(job,), name="artifact", daemon=True).start()
+    def start(self, job: J, ended: Callable[[J], None]) -> None:
+        """See storage.beside.Runner."""
 
-    def _run(self, job: Job) -> None:
-        job.run()
-        self._io.call_io(lambda: self._io.post(ArtifactEnded(job)))
+        def run() -> None:
+            job.run()
+            done = Done(lambda: ended(job))
+            self._io.call_io(lambda: self._io.post(done))
+
+        threading.Thread(target=run, name="beside", daemon=True).start()
 
 
 class _Answer(NamedTuple):
@@ -185,7 +188,7 @@ class StorageActor(BusActor):
         self._gateway = ""
         self._alarms: frozenset[str] = frozenset()
         engine.release = self._release
-        engine.artifacts.runner = ArtifactThread(io)
+        engine.artifacts.runner = engine.staging.runner = ThreadJobs(io)
 
     def on_start(self) -> None:
         """Begin."""
@@ -220,14 +223,15 @@ class StorageActor(BusActor):
             elif isinstance(event, Posted):
                 if isinstance(event.value, JobEnded):
                     self._engine.checkpoints.ended(event.value.job)
-                elif isinstance(event.value, ArtifactEnded):
-                    self._engine.artifacts.ended(event.value.job)
+                elif isinstance(event.value, Done):
+                    event.value.tell()
                 stop = stop or event.value is STOP
             elif isinstance(event, Unreachable):
                 self._undelivered(Address(event.to, event.header.cid), event.header.kind)
         self._run(requests, everything=stop)
         for address, body in others:
             self._other(address, body)
+        self._said(self._engine.take_news())
         if stop:
             self._shut()
         else:
@@ -278,7 +282,7 @@ class StorageActor(BusActor):
                 self._feeds.forget_others(peer.routing_id)
                 self._gateway = peer.routing_id
                 self._set(_LEVELS, 1)
-        elif not isinstance(body, AwaitInput | Subscribe | Forget | StoreArtifact):
+        elif not isinstance(body, AwaitInput | Subscribe | Forget | StageRecords | StoreArtifact):
             self._answer(address, InvalidRequest(reason="kind"))
         elif peer.role != "gateway":
             self._answer(address, NotFound())
@@ -292,6 +296,8 @@ class StorageActor(BusActor):
             self._feeds.await_input(address, body)
         elif isinstance(body, StoreArtifact):
             self._engine.store_artifact(address, body)
+        elif isinstance(body, StageRecords):
+            self._engine.stage(address, body)
         elif isinstance(body, Forget):
             self._feeds.forget(Address(address.peer, body.request))
 

@@ -17,7 +17,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from callboard.artifact_files import FOLDER, RETRYABLE, is_artifact_name
 from callboard.artifacts import ARTIFACT_ID, ArtifactRef, decode, read_ref
@@ -38,6 +38,7 @@ from callboard.limits import (
     STORAGE_FULL_PROBE_MS,
 )
 from callboard.messages import Body, InboxItem, Ok, StoreArtifact
+from callboard.storage.beside import InlineJobs, Runner
 from callboard.storage.disk import (
     FULL,
     Clock,
@@ -198,23 +199,6 @@ class Job:
             sync_dir(self.disk, parent)
 
 
-class Runner(Protocol):
-    """Runs the slow half of a store."""
-
-    def start(self, job: Job, ended: Callable[[Job], None]) -> None:
-        """Run it, here or beside; `ended` is called in the actor's thread, now or later."""
-        ...
-
-
-class InlineJobs:
-    """Runs it at once, in the caller's thread."""
-
-    def start(self, job: Job, ended: Callable[[Job], None]) -> None:
-        """See Runner."""
-        job.run()
-        ended(job)
-
-
 class Artifacts:
     """The artifact folders of a home, as far as storage writes them.
 
@@ -323,17 +307,13 @@ class Artifacts:
             else:
                 self.runner.start(job, self._ended)
 
-    def ended(self, job: Job) -> None:
-        """Take note of a job that has run beside the actor, and begin the next.
+    def _ended(self, job: Job) -> None:
+        """Take note of a job that has run.
 
         Raises:
             Poisoned: a write or a sync failed for good (FLT-3c).
 
         """
-        self._ended(job)
-        self.pump()
-
-    def _ended(self, job: Job) -> None:
         self._running = None
         if job.poisoned is not None:
             raise job.poisoned

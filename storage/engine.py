@@ -25,7 +25,7 @@ from callboard.limits import (
     STORAGE_FULL_PROBE_MS,
 )
 from callboard.logs import Log
-from callboard.messages import Body, Level, Ok, StoreArtifact
+from callboard.messages import Body, Level, Ok, StageRecords, StoreArtifact
 from callboard.records import timestamp
 from callboard.storage.artifacts import Artifacts
 from callboard.storage.checkpoint import Checkpoints, InlineRunner, Runner
@@ -38,6 +38,7 @@ from callboard.storage.load import trim_keys
 from callboard.storage.recovery import Recovered
 from callboard.storage.requests import check_store, plan_request
 from callboard.storage.reserve import Reserve
+from callboard.storage.staging import Staging
 from callboard.storage.state import SessionState
 
 WAITING_BYTES_MAX: Final = 67_108_864
@@ -175,8 +176,10 @@ class Engine:
         self.reserve.restore()
         self.checkpoints = Checkpoints(self, runner or InlineRunner())
         self.artifacts = Artifacts(
-            disk, self.files.root, clock, self.sessions, fresh, self._answer_one
+            disk, self.files.root, clock, self.sessions, fresh, self.answer_one
         )
+        self.staging = Staging(self, self._created)
+        self._news: list[News] = []
         durable.synced(self.handed)
         durable.written(self.handed)
         self.mark()
@@ -217,13 +220,50 @@ class Engine:
             if check_store(self, body):
                 self.artifacts.store(token, body)
             else:
-                self._answer_one(token, Ok())
+                self.answer_one(token, Ok())
         except CallboardError as error:
-            self._answer_one(token, error)
+            self.answer_one(token, error)
         self.artifacts.pump()
 
-    def _answer_one(self, token: object, body: Body | CallboardError) -> None:
+    def stage(self, token: object, body: StageRecords) -> None:
+        """Take on a piece of a session that no frame can hold (lifecycle 3.5)."""
+        try:
+            self.staging.take(body, token)
+        except CallboardError as error:
+            self.answer_one(token, error)
+
+    def answer_one(self, token: object, body: Body | CallboardError) -> None:
+        """Let one reply go; what it promises is durable."""
         self.release([Reply(token, body)])
+
+    def set_commit_aside(self) -> int:
+        """Give a commit number that no frame will have."""
+        self._next_commit += 1
+        return self._next_commit - 1
+
+    def commit_nothing(self) -> bool:
+        """Write and sync a frame without content, above every number that was set aside.
+
+        Returns:
+            False if there is no room.
+
+        """
+        frame = self.take(Plan(Ok(), epochs=self.journal.epochs))
+        if not self._fits(frame):
+            return False
+        self.sync()
+        self._confirm(frame)
+        self._unhanded = None
+        self.materialise()
+        return True
+
+    def _created(self, state: SessionState) -> None:
+        self._news.append(News(state.text, 1, (b"",)))
+
+    def take_news(self) -> list[News]:
+        """Give what has come about beside the batches."""
+        news, self._news = self._news, []
+        return news
 
     def _plan_batch(self, requests: Sequence[Request], at: int) -> tuple[Persist, int]:
         frames: list[Frame] = []

@@ -32,7 +32,7 @@ from callboard.limits import (
     ARTIFACTS_PER_SESSION_MAX,
 )
 from callboard.records import item_digest
-from callboard.storage.artifacts import Job
+from callboard.storage.beside import InlineJobs, J
 from callboard.storage.disk import Poisoned
 from tests.storage.memory_disk import DIRECTORY, Crash, Draw, Inode, KeepAll, LoseAll, MemoryDisk
 from tests.storage.world import (
@@ -271,11 +271,15 @@ def test_a_repeat_stores_nothing_and_a_conflict_is_told_before_anything_is_writt
 def test_of_129_stores_at_once_128_are_kept_and_one_is_refused() -> None:
     world = World()
     text = world.create()
-    held: list[tuple[Job, Callable[[Job], None]]] = []
+    held: list[Callable[[], object]] = []
 
     class Held:
-        def start(self, job: Job, ended: Callable[[Job], None]) -> None:
-            held.append((job, ended))
+        def start(self, job: J, ended: Callable[[J], None]) -> None:
+            def run() -> None:
+                job.run()
+                ended(job)
+
+            held.append(run)
 
     world.engine.artifacts.runner = Held()
     bodies = [
@@ -286,10 +290,10 @@ def test_of_129_stores_at_once_128_are_kept_and_one_is_refused() -> None:
     for n, body in enumerate(bodies):
         world.engine.store_artifact(n, body)
     while held:
-        job, _ = held.pop()
+        run = held.pop()
         assert not held, "two jobs at once could both find the last place"
-        job.run()
-        world.engine.artifacts.ended(job)
+        run()
+        world.engine.artifacts.pump()
     answers = [reply.body for reply in world.replies[before:]]
     assert sum(isinstance(one, m.Ok) for one in answers) == ARTIFACTS_PER_SESSION_MAX
     (refusal,) = [one for one in answers if isinstance(one, CallboardError)]
@@ -300,14 +304,8 @@ def test_of_129_stores_at_once_128_are_kept_and_one_is_refused() -> None:
         "maximum": ARTIFACTS_PER_SESSION_MAX,
     }
     assert len(files(world.disk, text)) == ARTIFACTS_PER_SESSION_MAX
-    world.engine.artifacts.runner = InlineAgain()
+    world.engine.artifacts.runner = InlineJobs()
     assert isinstance(store(world, bodies[0]), m.Ok)  # by content: one of the 128 again
-
-
-class InlineAgain:
-    def start(self, job: Job, ended: Callable[[Job], None]) -> None:
-        job.run()
-        ended(job)
 
 
 @pytest.mark.rule("ART-6")
@@ -430,11 +428,10 @@ def test_what_an_interrupted_write_left_is_removed_at_activation() -> None:
 def test_what_waits_is_bounded() -> None:
     world = World()
     text = world.create()
-    jobs: list[Job] = []
 
     class Held:
-        def start(self, job: Job, ended: Callable[[Job], None]) -> None:
-            jobs.append(job)
+        def start(self, job: J, ended: Callable[[J], None]) -> None:
+            """Run none."""
 
     world.engine.artifacts.runner = Held()
     made = cut([{"type": "text", "text": "\N{GRINNING FACE}" * 1_000_000}])
