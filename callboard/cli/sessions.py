@@ -356,6 +356,9 @@ def _row(row: SessionMetadata) -> list[str]:
 def show(
     ctx: typer.Context,
     session: SessionArgument,
+    full: Annotated[
+        bool, typer.Option("--full", help="Long messages in full, in place of their excerpts.")
+    ] = False,
     home: HomeOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -363,4 +366,4 @@ def show(
     invocation = begin(ctx, home, json)
     from callboard.cli.show import show_session
 
-    show_session(configured(invocation).home, session, json_too=invocation.json)
+    show_session(configured(invocation).home, session, json_too=invocation.json, full=full)

@@ -175,6 +175,9 @@ def test_an_artifact_is_read_with_the_plane_down_and_outlives_it(tmp_path: Path)
         read = ran(home, "artifact", "read", ref, name)
         assert read.out == LONG
         assert "read_prompt_artifact" in ran(home, "show", ref).out
+        assert "3999: ein langer Text €" in ran(home, "show", ref, "--full").out
+        told = json.loads(ran(home, "show", ref, "--json", "--full").out)["history"][0]
+        assert (told["artifact_id"], told["content"]) == (name, LONG)
         with callboard.testing.plane(folder) as plane:
             session = plane.session(ref)
             assert session.wait(session.send("again")).ok  # activated: swept
