@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import stat
@@ -15,6 +16,7 @@ import pytest
 import callboard
 from callboard import aio
 from callboard.artifacts import read_ref
+from callboard.cli.demo_load import kill_child
 from callboard.errors import ArtifactInvalid, PayloadTooLarge, RequestConflict
 from callboard.limits import ARTIFACT_CHARS_MAX, ARTIFACT_INLINE_BYTES_MAX
 from callboard.records import PartCreated
@@ -184,3 +186,24 @@ def test_an_artifact_is_read_with_the_plane_down_and_outlives_it(tmp_path: Path)
             assert session.artifact(name) == LONG
             with pytest.raises(ArtifactInvalid):
                 session.artifact("0" * 64)
+
+
+@pytest.mark.rule("ART-2", "ART-7")
+def test_storage_is_killed_while_long_texts_are_stored(
+    plane: callboard.Plane, session: callboard.Session
+) -> None:
+    """Each receipt names a text that is there, whole; what was under way is stored again."""
+    texts = [f"{n}:" + "€" * 200_000 for n in range(12)]
+    receipts = [session.send_nowait(text, message_id=f"m{n}") for n, text in enumerate(texts)]
+    (storage,) = [one.pid for one in plane.status().processes if one.role == "storage"]
+    assert kill_child(storage, plane.pid)
+    for receipt in receipts:
+        assert receipt.result(60).accepted
+    for n in range(len(texts)):
+        assert session.wait(f"m{n}", timeout=60).ok
+    folder = artifacts_of(plane, session)
+    assert sorted(os.listdir(folder)) == sorted(
+        hashlib.sha256(text.encode()).hexdigest() for text in texts
+    )
+    for text in texts:
+        assert session.artifact(hashlib.sha256(text.encode()).hexdigest()) == text
