@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import pytest
 from hypothesis import given
@@ -51,12 +51,20 @@ def excerpt_of(made: Cut) -> str:
 widths = st.sampled_from(["a", "ä", "€", "\N{GRINNING FACE}", "a€", "\r\n", "\0"])
 
 
-def _repeated(unit: str, size: int, tail: str) -> str:
-    return unit * (size // len(unit.encode())) + tail
+class Made(NamedTuple):
+    """What a text is made of: told in a word, however long the text is."""
+
+    unit: str
+    size: int
+    tail: str
+
+    @property
+    def text(self) -> str:
+        return self.unit * (self.size // len(self.unit.encode())) + self.tail
 
 
 texts = st.builds(
-    _repeated,
+    Made,
     widths,
     st.integers(32_000, 40_000) | st.integers(60_000, 300_000),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
@@ -86,7 +94,8 @@ def test_the_sum_of_the_parts_counts() -> None:
 
 @pytest.mark.rule("ART-3")
 @given(texts)
-def test_an_excerpt_is_head_marker_tail_and_notice_within_its_limit(text: str) -> None:
+def test_an_excerpt_is_head_marker_tail_and_notice_within_its_limit(said: Made) -> None:
+    text = said.text
     made = one(text)
     if made.ref is None:
         assert len(text.encode()) <= ARTIFACT_INLINE_BYTES_MAX
@@ -122,9 +131,9 @@ def test_images_stay_at_their_places() -> None:
 
 @pytest.mark.rule("ART-11")
 @given(st.lists(texts, min_size=1, max_size=4), st.booleans())
-def test_restore_gives_the_exact_parts_back(pieces: list[str], images: bool) -> None:
+def test_restore_gives_the_exact_parts_back(pieces: list[Made], images: bool) -> None:
     parts: list[dict[str, object]] = [
-        part for text in pieces for part in (text_part(text), *([IMAGE] if images else []))
+        part for said in pieces for part in (text_part(text), *([IMAGE] if images else []))
     ]
     made = cut(parts)
     assert restore(made.parts, made.data or b"") == parts
@@ -150,8 +159,8 @@ def test_what_is_too_large_is_refused_by_the_limit_that_it_passes() -> None:
 
 @pytest.mark.rule("ART-4")
 @given(texts)
-def test_what_was_cut_is_not_cut_again(text: str) -> None:
-    made = one(text)
+def test_what_was_cut_is_not_cut_again(said: Made) -> None:
+    made = one(said.text)
     again = cut(made.parts)
     assert again.parts == made.parts
     assert again.ref == made.ref
@@ -217,8 +226,8 @@ def test_a_text_that_does_not_fit_its_reference_is_refused() -> None:
 
 @pytest.mark.rule("ART-9", "R40")
 @given(texts, st.integers(ARTIFACT_READ_BYTES_MIN, ARTIFACT_READ_BYTES_MAX))
-def test_pieces_go_on_split_no_character_and_join_to_the_whole(text: str, limit: int) -> None:
-    data = text.encode()
+def test_pieces_go_on_split_no_character_and_join_to_the_whole(said: Made, limit: int) -> None:
+    data = (text := said.text).encode()
     limit = max(limit, len(data) // 50)  # a bounded number of steps
     found: list[str] = []
     at: int | None = 0
