@@ -133,7 +133,7 @@ def test_images_stay_at_their_places() -> None:
 @given(st.lists(texts, min_size=1, max_size=4), st.booleans())
 def test_restore_gives_the_exact_parts_back(pieces: list[Made], images: bool) -> None:
     parts: list[dict[str, object]] = [
-        part for said in pieces for part in (text_part(text), *([IMAGE] if images else []))
+        part for said in pieces for part in (text_part(said.text), *([IMAGE] if images else []))
     ]
     made = cut(parts)
     assert restore(made.parts, made.data or b"") == parts
