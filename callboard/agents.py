@@ -22,7 +22,15 @@ class Message(Protocol):
 
     @property
     def text(self) -> str:
-        """Its text parts, joined by line feeds."""
+        """Its text parts, joined by line feeds; of a long message an excerpt (`artifact_id`)."""
+        ...
+
+    @property
+    def artifact_id(self) -> str | None:
+        """The artifact that holds its full text, if `text` is an excerpt; else none.
+
+        `Turn.full_text` gives that text, and the tool `read_prompt_artifact` a piece of it.
+        """
         ...
 
 
@@ -63,6 +71,18 @@ class Turn(Protocol):
         """Give the prompt, then whatever is steered in; end when the turn is sealed."""
         ...
 
+    async def full_text(self, message: Message) -> str:
+        """Give a message's text as it was sent, however long: its text parts, joined by line feeds.
+
+        Args:
+            message: one that this turn has given.
+
+        Raises:
+            ArtifactInvalid, ArtifactStoreUnsafe: the file that holds it is not as it must be.
+
+        """
+        ...
+
     async def say(self, text: str) -> None:
         """Write an assistant message; returns when it is durable.
 
@@ -76,7 +96,8 @@ class Turn(Protocol):
         """Run a built-in tool; its call is durable before it runs, its result before it is seen.
 
         Args:
-            name: `sleep` (seconds: float).
+            name: `sleep` (seconds: float), or `read_prompt_artifact` (artifact_id: str; offset: int
+                and limit: int in bytes), which gives a piece of a long message's text.
             arguments: the tool's own.
 
         Returns:

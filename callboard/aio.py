@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from callboard import messages
+from callboard.artifacts import check_text
 from callboard.client import (
     CONNECT_TIMEOUT,
     TIMEOUT,
@@ -33,7 +34,15 @@ from callboard.client import (
     is_slow_watcher,
     outcome_of,
 )
-from callboard.door import Event, Feed, cancel_body, create_body, seconds_left, send_body
+from callboard.door import (
+    Event,
+    Feed,
+    cancel_body,
+    create_body,
+    scalars,
+    seconds_left,
+    send_body,
+)
 from callboard.errors import CallboardError, Cancelled, DeadlineExceeded
 from callboard.ids import SessionRef, check_message_id, check_session_id, fresh_id, fresh_ulid
 from callboard.link import Shell, Sink
@@ -41,6 +50,7 @@ from callboard.reads import (
     RecordReader,
     check_from_seq,
     existing_workspace,
+    read_artifact,
     read_catalog,
     read_history,
     resolve,
@@ -220,6 +230,7 @@ class Client:
         model: str | None = None,
         settings: Mapping[str, str] | None = None,
         session_id: str | None = None,
+        prompt: str | None = None,
         timeout: float = TIMEOUT,
     ) -> Session:
         """Create a session; see `callboard.client.Client.create_session`."""
@@ -233,8 +244,13 @@ class Client:
             model=model,
             settings=settings,
         )
+        if prompt is not None:
+            check_text(scalars(prompt))  # refused before there is a session
         created = await self._call("create_session", body, messages.Created, timeout)
-        return Session(self, resolve(self.home, created.session))
+        session = Session(self, resolve(self.home, created.session))
+        if prompt is not None:
+            await session.send(prompt, timeout=timeout)
+        return session
 
     async def session(self, name: str | SessionRef) -> Session:
         """Give the session of a reference or id; see `callboard.client.Client.session`."""
@@ -375,6 +391,10 @@ class Session:
         result = await self._link.call("cancel", body, timeout)
         assert isinstance(result, CancelResult)
         return result
+
+    async def artifact(self, artifact_id: str) -> str:
+        """Read the full text of a long message; see `callboard.client.Session.artifact`."""
+        return await asyncio.to_thread(read_artifact, self._client.home, self.ref, artifact_id)
 
     async def history(self, from_seq: int = 1, limit: int | None = None) -> HistoryPage:
         """Read a page of the session's messages; see `callboard.client.Session.history`."""

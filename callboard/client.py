@@ -23,7 +23,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from callboard import messages
-from callboard.door import Feed, cancel_body, create_body, seconds_left, send_body
+from callboard.artifacts import check_text
+from callboard.door import Feed, cancel_body, create_body, scalars, seconds_left, send_body
 from callboard.errors import CallboardError, DeadlineExceeded, Overloaded
 from callboard.ids import SessionRef, check_message_id, check_session_id, fresh_id, fresh_ulid
 from callboard.limits import SHUTDOWN_HARD_MS
@@ -34,6 +35,7 @@ from callboard.reads import (
     check_from_seq,
     existing_workspace,
     last_try,
+    read_artifact,
     read_catalog,
     read_history,
     resolve,
@@ -125,9 +127,10 @@ class Client:
         model: str | None = None,
         settings: Mapping[str, str] | None = None,
         session_id: str | None = None,
+        prompt: str | None = None,
         timeout: float = TIMEOUT,
     ) -> Session:
-        """Create a session; it is durable when this returns.
+        """Create a session; it is durable when this returns, and so is its first prompt.
 
         Args:
             agent: `module:function`, or the short name of a registered agent.
@@ -136,7 +139,9 @@ class Client:
             model: for the agent to read.
             settings: for the agent to read; texts by name.
             session_id: its id within the workspace; default: a new one.
-            timeout: seconds.
+            prompt: its first input, of any length that `Session.send` takes; a refused one leaves
+                the session without.
+            timeout: seconds, for each of the two.
 
         Raises:
             InvalidRequest: a field does not fit, or there is no such folder.
@@ -154,8 +159,13 @@ class Client:
             model=model,
             settings=settings,
         )
+        if prompt is not None:
+            check_text(scalars(prompt))  # refused before there is a session
         created = self._call("create_session", body, messages.Created, timeout)
-        return self.session(created.session)
+        session = self.session(created.session)
+        if prompt is not None:
+            session.send(prompt, timeout=timeout)
+        return session
 
     def session(self, name: str | SessionRef) -> Session:
         """Give the session of a full reference, or of an id that only one session has (IDN-1).
@@ -254,7 +264,9 @@ class Session:
         """Put an input into the session. It is durable when this returns.
 
         Args:
-            text: the input; a lone surrogate becomes U+FFFD.
+            text: the input; a lone surrogate becomes U+FFFD. One of more than
+                ARTIFACT_INLINE_BYTES_MAX bytes is kept in a file of the session, and the agent is
+                given an excerpt that says how to read it (`artifact`).
             message_id: its identity: the same id with the same content is the same message, however
                 often it is sent (INB-6). Default: a new one, kept over every retry of this call.
             busy_mode: `steer` joins a running turn, `queue` waits for the next.
@@ -264,6 +276,8 @@ class Session:
 
         Raises:
             RequestConflict: the id was used for another content.
+            PayloadTooLarge: longer than any text may be (ART-4).
+            ArtifactQuota: the session holds as many long texts as it may.
             InboxFull, Overloaded, StorageFull: refused; nothing was stored.
             CallboardError: any other refusal.
 
@@ -356,6 +370,20 @@ class Session:
         result = self._link.call("cancel", body, timeout)
         assert isinstance(result, CancelResult)
         return result
+
+    def artifact(self, artifact_id: str) -> str:
+        """Read the full text of a long message from the session's files, with the plane up or down.
+
+        Args:
+            artifact_id: 64 lower-case hex digits, as the message's excerpt says.
+
+        Raises:
+            InvalidRequest: no artifact id.
+            ArtifactInvalid: there is none of this id, or it is not what its name says.
+            ArtifactStoreUnsafe: the folder that holds it is not safely ours.
+
+        """
+        return read_artifact(self._client.home, self.ref, artifact_id)
 
     def history(self, from_seq: int = 1, limit: int | None = None) -> HistoryPage:
         """Read a page of the session's messages from its transcript (HIS-1).

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, cast
 
 from callboard import messages
+from callboard.artifacts import check_text, cut
 from callboard.errors import (
     CallboardError,
     DeadlineExceeded,
@@ -489,8 +490,13 @@ def seconds_left(timeout: float | None, now: float) -> float | None:
 
 
 def content_of(text: str) -> list[dict[str, object]]:
-    """Give the content of an input that is one text, as digests see it."""
-    return [{"type": "text", "text": scalars(text)}]
+    """Give the content of an input that is one text, as it is kept and as digests see it.
+
+    Raises:
+        PayloadTooLarge: it is longer than any text may be (ART-4).
+
+    """
+    return cut([{"type": "text", "text": scalars(text)}]).parts
 
 
 def send_body(
@@ -504,14 +510,16 @@ def send_body(
 
     Raises:
         InvalidRequest: a field does not fit.
+        PayloadTooLarge: the text is longer than any may be (ART-4).
 
     """
+    check_text(spelled := scalars(text))
     body = validate_body(
         "send",
         {
             "session": session,
             "message_id": message_id,
-            "content": content_of(text),
+            "content": [{"type": "text", "text": spelled}],
             "busy_mode": busy_mode,
             "metadata": _scalars_of(metadata or {}),
         },

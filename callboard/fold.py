@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Literal
 
+from callboard.artifacts import read_ref
 from callboard.errors import (
+    ArtifactInvalid,
     RecordInvalid,
     TurnActive,
     TurnIdReused,
@@ -128,6 +130,10 @@ class SessionFold:
     """Unacknowledged inputs that no wake may start (RTY-5)."""
     applied: dict[str, str] = field(default_factory=dict[str, str])
     """Unacknowledged inputs that a turn has applied, with that turn's id (RUN-5a)."""
+    artifacts: frozenset[str] = frozenset()
+    """Prompt artifacts that messages name (ART-12)."""
+    bad_artifact: bool = False
+    """A message names an artifact in a way that cannot be read: which one is unknown (ART-5)."""
     acknowledging: frozenset[str] = frozenset()
     """Ids of the inbox_acknowledged that was the last record: its terminal comes next (RUN-4)."""
 
@@ -162,6 +168,7 @@ class SessionFold:
 
         Raises:
             RecordInvalid: the record breaks a rule of its type.
+            ArtifactInvalid: it names an artifact in a way that cannot be read (ART-5).
             TurnActive, TurnIdReused, TurnTerminal, TurnNotActive: table 3.3 of the runtime page.
 
         """
@@ -206,6 +213,8 @@ class SessionFold:
         if isinstance(data, PartCreated | PartUpdated):
             if self.turn is None or data.message_id not in self.turn.messages:
                 raise RecordInvalid(type=data.type, field="message_id")
+            if (named := data.payload.get("prompt_artifact")) is not None:
+                read_ref(named)
             if data.part_type == "tool_call" and data.payload.get("call_id") in self.calls:
                 raise RecordInvalid(type=data.type, field="payload.call_id")
         elif isinstance(data, MessageCreated):
@@ -238,6 +247,9 @@ class SessionFold:
             self._message(data)
         elif isinstance(data, PartCreated):
             self._part(data)
+            self._name_artifact(data)
+        elif isinstance(data, PartUpdated):
+            self._name_artifact(data)
         elif isinstance(data, TurnStarted):
             self._start(data)
         elif isinstance(data, TurnCompleted | TurnAborted):
@@ -308,6 +320,16 @@ class SessionFold:
                 self.has_errors = True
             elif "error" in payload and call is not None and self.turn is not None:
                 self.turn.had_successful_tool_result |= call.turn_id == self.turn.turn_id
+
+    def _name_artifact(self, data: PartCreated | PartUpdated) -> None:
+        """Note which file a long message's text is in; what was ever named is kept (ART-12)."""
+        named = data.payload.get("prompt_artifact")
+        if named is None:
+            return
+        try:
+            self.artifacts |= {read_ref(named).artifact_id}
+        except ArtifactInvalid:
+            self.bad_artifact = True
 
     def _start(self, data: TurnStarted) -> None:
         self.turn = TurnState(

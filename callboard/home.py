@@ -232,6 +232,11 @@ def replace_file(source: Path, target: Path) -> None:
     os.rename(source, target)
 
 
+def link_file(source: Path, target: Path) -> None:
+    """Give a file one more name, which nothing may have; durable after `sync_directory`."""
+    os.link(source, target, follow_symlinks=False)
+
+
 def remove_file(path: Path) -> None:
     """Remove a name; durable after `sync_directory` of its folder."""
     os.unlink(path)
@@ -272,6 +277,47 @@ def open_state(path: Path, flags: int, *, what: What = "home", links: int = 1) -
         os.close(fd)
         raise
     return fd
+
+
+def open_shared(path: Path) -> int:
+    """Open an artifact for reading: a regular file of our own, 0600, with any number of names.
+
+    Raises:
+        HomeUnsafe: anything else has the name (ART-8).
+        FileNotFoundError: no such file.
+
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if error.errno in _NOT_A_FILE:
+            raise HomeUnsafe(what="home", reason=_NOT_A_FILE[error.errno]) from None
+        raise
+    try:
+        found = os.fstat(fd)
+        check_regular(found, "home", 0)
+        if stat.S_IMODE(found.st_mode) != 0o600:
+            raise HomeUnsafe(what="home", reason="foreign")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_private(path: Path) -> None:
+    """Refuse a folder that is not a real directory of our own with mode 0700, as it is (ART-8).
+
+    Raises:
+        HomeUnsafe: it is not.
+        FileNotFoundError: there is none.
+
+    """
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise HomeUnsafe(what="home", reason="not_directory")
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        raise HomeUnsafe(what="home", reason="owner")
 
 
 _NOT_A_FILE: dict[int, Literal["symlink", "not_regular"]] = {

@@ -27,6 +27,8 @@ from callboard.limits import (
     WORKSPACE_PATH_BYTES_MAX,
 )
 
+SEND_PARTS_MAX = 4_096
+"""Parts that are looked at; beyond ARTIFACT_LAYOUT_PARTS_MAX they are refused by name (ART-4)."""
 RefText = Annotated[str, Field(min_length=3, max_length=512)]
 MessageId = Annotated[str, Field(min_length=1, max_length=MESSAGE_ID_CHARS_MAX)]
 TurnId = Annotated[str, Field(min_length=1, max_length=64)]
@@ -81,10 +83,15 @@ class Body(BaseModel):
 
 
 class Text(Body):
-    """A text part of an input."""
+    """A text part of an input.
+
+    `prompt_artifact` is there if `text` is the excerpt of a longer one, which lies in a file
+    (ART-1): an ArtifactRef as it came, read with `artifacts.read_ref` wherever it is used.
+    """
 
     type: Literal["text"]
     text: str
+    prompt_artifact: dict[str, object] | None = None
 
 
 # --- client -> gateway (the door) ------------------------------------------------------------
@@ -122,7 +129,7 @@ class Send(Body):
     kind: ClassVar[str] = "send"
     session: RefText
     message_id: MessageId
-    content: list[Text] = Field(min_length=1, max_length=64)
+    content: list[Text] = Field(min_length=1, max_length=SEND_PARTS_MAX)
     busy_mode: BusyMode = "steer"
     metadata: Free = Field(default_factory=dict)
 
@@ -260,6 +267,16 @@ class ProcessView(Body):
     restarts: Count = 0
 
 
+class Level(Body):
+    """How full something is that refuses when it is full (FLT-22)."""
+
+    name: str
+    value: Count
+    limit: Count
+    """Where it refuses; of free space, below which it alarms."""
+    alarm: bool
+
+
 class PlaneStatus(Body):
     """The plane as supervisor and gateway see it."""
 
@@ -273,6 +290,8 @@ class PlaneStatus(Body):
     """Number of sessions by state: activating, live, turn, draining, quarantined."""
     counters: dict[str, int]
     """Monotonic counters: inputs accepted, receipts, restarts by role, refusals."""
+    levels: list[Level] = Field(default_factory=list[Level])
+    """Free space, descriptors, queues: of storage as it last said, of the gateway as they are."""
     detail: str | None = None
     """What stands still and why, in one line (FLT-4)."""
 
@@ -505,6 +524,13 @@ class GatewayEpoch(Body):
     """Passive sessions with an open turn or waiting input, to be woken (host page, section 5)."""
 
 
+class StorageLevels(Body):
+    """How full storage is. Sent by storage unasked; answer: none."""
+
+    kind: ClassVar[str] = "storage_levels"
+    levels: list[Level]
+
+
 class Accept(Body):
     """Put an input into a passive session (ACC-2). Answer: accepted or lease_held."""
 
@@ -541,6 +567,39 @@ class Create(Body):
     gateway_epoch: int = Field(ge=1)
     session: RefText
     record: NewRecord
+
+
+class StageRecords(Body):
+    """A piece of a session that is created with more records than a frame holds.
+
+    Answer: ok, and to the last piece created, when the session is there. `op` is the id of its
+    first record; pieces are numbered from 0, and one that is repeated is answered again.
+    """
+
+    kind: ClassVar[str] = "stage_records"
+    gateway_epoch: int = Field(ge=1)
+    session: RefText
+    op: Hex32
+    index: Count
+    records: list[NewRecord] = Field(min_length=1, max_length=4096)
+    last: bool
+
+
+class StoreArtifact(Body):
+    """Keep the text of a long message before the message is admitted (ART-2). Answer: ok.
+
+    Without data the file must be there already, and is checked. `message_id` and `digest` are those
+    of the input that will name it, so that a repeat and a conflict are told before anything is
+    written (INB-6d).
+    """
+
+    kind: ClassVar[str] = "store_artifact"
+    session: RefText
+    gateway_epoch: int = Field(ge=1)
+    message_id: MessageId
+    digest: Hex64
+    artifact: dict[str, object]
+    data: bytes | None = None
 
 
 class DiscardInput(Body):

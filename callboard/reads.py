@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from callboard.artifacts import check_artifact_id
 from callboard.errors import InvalidRequest, SessionDamaged
 from callboard.home import Home
 from callboard.ids import SessionRef, canonical_workspace, check_session_id, parse_ref
@@ -28,6 +29,7 @@ from callboard.records import (
 )
 
 if TYPE_CHECKING:
+    from callboard.artifact_files import ArtifactReader
     from callboard.config import Settings
     from callboard.storage.catalog import CatalogPage
     from callboard.storage.views import HistoryPage
@@ -104,6 +106,24 @@ def absolute(path: str | os.PathLike[str]) -> str:
         raise InvalidRequest(
             "The working directory is gone.", field="workspace", reason="missing"
         ) from None
+
+
+def artifacts_of(home: Path, ref: SessionRef) -> ArtifactReader:
+    """Give the reader of a session's artifacts; nothing is opened yet."""
+    from callboard.artifact_files import ArtifactReader
+
+    return ArtifactReader(Home(home).session(ref))
+
+
+def read_artifact(home: Path, ref: SessionRef, artifact_id: str) -> str:
+    """Read the full text of a long message.
+
+    Raises:
+        InvalidRequest, ArtifactInvalid, ArtifactStoreUnsafe: see `ArtifactReader.read`.
+
+    """
+    data = artifacts_of(home, ref).data(check_artifact_id(artifact_id))
+    return data.decode()  # storage keeps nothing that is no UTF-8, and the hash says it is that
 
 
 def resolve(home: Path, name: str | SessionRef) -> SessionRef:

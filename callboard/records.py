@@ -160,10 +160,14 @@ class MessageCreated(RecordData):
 
 
 class TextPayload(BaseModel):
-    """Text of a message, or what the model thought."""
+    """Text of a message, or what the model thought.
+
+    With `prompt_artifact` it is the excerpt of a longer text: see `callboard.artifacts`.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     text: str
+    prompt_artifact: dict[str, object] | None = None
 
 
 class ToolCallPayload(BaseModel):

@@ -23,7 +23,7 @@ from callboard import home
 from callboard.config import Settings
 from callboard.errors import CallboardError, HomeInUse, StorageUnreadable
 from callboard.ids import fresh_id
-from callboard.limits import FD_RESERVE
+from callboard.limits import FD_RESERVE, RESERVE_BYTES
 from callboard.logs import Log, open_log
 from callboard.peer import Io, become_child
 from callboard.storage.actor import LINK, POISONED, STOP, StorageActor, ThreadRunner
@@ -152,6 +152,7 @@ def _open(
             settings.journal_segment_bytes,
             settings.checkpoint_bytes,
             settings.checkpoint_ms,
+            RESERVE_BYTES,
         ),
         _nobody,
         ThreadRunner(io),

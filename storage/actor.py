@@ -8,19 +8,38 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, NoReturn
 
 from callboard.errors import CallboardError, InvalidRequest, NotFound, Overloaded
-from callboard.limits import JOURNAL_IDLE_MARK_MS, STORAGE_FULL_PROBE_MS
+from callboard.levels import descriptors
+from callboard.limits import (
+    JOURNAL_IDLE_MARK_MS,
+    STORAGE_FULL_PROBE_MS,
+    STORAGE_LEVELS_MS,
+    STORAGE_QUEUE_FRAMES_MAX,
+)
 from callboard.logs import Log
-from callboard.messages import AwaitInput, Body, Forget, GatewayHello, Subscribe
+from callboard.messages import (
+    AwaitInput,
+    Body,
+    Forget,
+    GatewayHello,
+    Level,
+    StageRecords,
+    StorageLevels,
+    StoreArtifact,
+    Subscribe,
+)
 from callboard.peer import Arrived, BusActor, Event, Io, Posted, Timer, Unreachable
+from callboard.storage.backlog import Backlog
+from callboard.storage.beside import J
 from callboard.storage.disk import Poisoned
-from callboard.storage.engine import Engine, Reply, Request
+from callboard.storage.engine import Engine, News, Reply, Request
 from callboard.storage.feeds import Address, Feeds
 from callboard.storage.files import SyncJob
 from callboard.storage.indexing import Catalog
@@ -32,6 +51,11 @@ POISONED: Final = 74
 STOP: Final = object()
 """Posted when the process shall stop in order."""
 _MARK, _MAINTAIN, _PUMP, _AGAIN, _INDEX = "mark", "maintain", "pump", "again", "index"
+_LEVELS: Final = "levels"
+_GO_ON: Final = object()
+"""Posted to itself while requests wait for the next batch."""
+_FEW: Final = 8
+"""Requests that are not worth sharing out."""
 _MAINTAIN_MS: Final = 250
 _PUMP_MS: Final = 2
 _AGAIN_MS: Final = 20
@@ -79,6 +103,30 @@ class ThreadRunner:
             raise error
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A job has run beside the actor; `tell` says so to whoever began it."""
+
+    tell: Callable[[], None]
+
+
+class ThreadJobs:
+    """Runs each job in a thread of its own."""
+
+    def __init__(self, io: Io) -> None:
+        self._io = io
+
+    def start(self, job: J, ended: Callable[[J], None]) -> None:
+        """See storage.beside.Runner."""
+
+        def run() -> None:
+            job.run()
+            done = Done(lambda: ended(job))
+            self._io.call_io(lambda: self._io.post(done))
+
+        threading.Thread(target=run, name="beside", daemon=True).start()
+
+
 class _Answer(NamedTuple):
     kind: str
     body: bytes
@@ -118,6 +166,13 @@ class _Sent:
         return list(found.items())
 
 
+def _descriptors() -> Level:
+    """Count this process's open descriptors."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = len(os.listdir("/proc/self/fd"))
+    return descriptors("storage_descriptors", count, limit)
+
+
 class StorageActor(BusActor):
     """Owns the engine; one batch for each time it is woken."""
 
@@ -129,7 +184,11 @@ class StorageActor(BusActor):
         self._sent = _Sent()
         self._timers: set[str] = set()
         self._stopped = False
+        self._backlog = Backlog[Request]()
+        self._gateway = ""
+        self._alarms: frozenset[str] = frozenset()
         engine.release = self._release
+        engine.artifacts.runner = engine.staging.runner = ThreadJobs(io)
 
     def on_start(self) -> None:
         """Begin."""
@@ -164,18 +223,40 @@ class StorageActor(BusActor):
             elif isinstance(event, Posted):
                 if isinstance(event.value, JobEnded):
                     self._engine.checkpoints.ended(event.value.job)
+                elif isinstance(event.value, Done):
+                    event.value.tell()
                 stop = stop or event.value is STOP
             elif isinstance(event, Unreachable):
                 self._undelivered(Address(event.to, event.header.cid), event.header.kind)
-        news = self._engine.run(requests)
-        self._feeds.take(news)
-        self._catalog.touched(news)
+        self._run(requests, everything=stop)
         for address, body in others:
             self._other(address, body)
+        self._said(self._engine.take_news())
         if stop:
             self._shut()
         else:
             self._arm()
+
+    def _run(self, requests: list[Request], *, everything: bool) -> None:
+        """Run one batch of what waits, so that what arrives meanwhile can have a place in the next.
+
+        More than one if too much waits: then nothing is received until there is room.
+        """
+        backlog = self._backlog
+        if len(requests) <= _FEW and not backlog:  # a batch of its own, whatever it holds
+            self._said(self._engine.run(requests))
+            return
+        backlog.add(requests)
+        while backlog:
+            self._said(self._engine.run(backlog.take()))
+            if not everything and len(backlog) < STORAGE_QUEUE_FRAMES_MAX:
+                break
+        if backlog:
+            self.io.post(_GO_ON)
+
+    def _said(self, news: list[News]) -> None:
+        self._feeds.take(news)
+        self._catalog.touched(news)
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -196,10 +277,12 @@ class StorageActor(BusActor):
             self._answer(address, error)
             return
         if serves(header.kind):
-            requests.append(Request(address, peer.role, peer.scope, body))
+            requests.append(Request(address, peer.role, peer.scope, body, len(event.body)))
             if isinstance(body, GatewayHello) and peer.role == "gateway":
                 self._feeds.forget_others(peer.routing_id)
-        elif not isinstance(body, AwaitInput | Subscribe | Forget):
+                self._gateway = peer.routing_id
+                self._set(_LEVELS, 1)
+        elif not isinstance(body, AwaitInput | Subscribe | Forget | StageRecords | StoreArtifact):
             self._answer(address, InvalidRequest(reason="kind"))
         elif peer.role != "gateway":
             self._answer(address, NotFound())
@@ -211,6 +294,10 @@ class StorageActor(BusActor):
             self._feeds.subscribe(address, body)
         elif isinstance(body, AwaitInput):
             self._feeds.await_input(address, body)
+        elif isinstance(body, StoreArtifact):
+            self._engine.store_artifact(address, body)
+        elif isinstance(body, StageRecords):
+            self._engine.stage(address, body)
         elif isinstance(body, Forget):
             self._feeds.forget(Address(address.peer, body.request))
 
@@ -259,9 +346,10 @@ class StorageActor(BusActor):
             if waits is not None and waits >= JOURNAL_IDLE_MARK_MS:
                 engine.mark()
         elif name == _MAINTAIN:
-            if engine.files.waiting_bytes:
-                engine.materialise()
+            engine.probe()
             engine.trim(self._feeds.follows)
+        elif name == _LEVELS:
+            self._tell_levels()
         elif name == _PUMP:
             self._feeds.pump()
         elif name == _INDEX:
@@ -271,6 +359,21 @@ class StorageActor(BusActor):
                 header = Header(answer.kind, cid=address.request)
                 self.io.send(LINK, header, answer.body, address.peer)
 
+    def _tell_levels(self) -> None:
+        """Tell the gateway how full we are; an alarm that begins or ends is logged."""
+        levels = [*self._engine.levels(), _descriptors()]
+        alarms = frozenset(one.name for one in levels if one.alarm)
+        for one in levels:
+            if one.alarm != (one.name in self._alarms):
+                action = "alarm" if one.alarm else "alarm_over"
+                facts = {"level": "warning", "of": one.name, "value": one.value, "limit": one.limit}
+                self._log(action, facts)
+        self._alarms = alarms
+        if self._gateway:
+            body = StorageLevels(levels=levels)
+            self.io.send(LINK, Header(body.kind), encode_body(body), self._gateway)
+        self._set(_LEVELS, STORAGE_LEVELS_MS)
+
     def _arm(self) -> None:
         """Begin what is due, and wake up for what will be."""
         engine = self._engine
@@ -278,9 +381,11 @@ class StorageActor(BusActor):
             engine.checkpoints.begin()
         if (waits := engine.idle_ms()) is not None:
             self._set(_MARK, max(1, int(JOURNAL_IDLE_MARK_MS - waits) + 1))
-        if engine.checkpoints.pending or engine.files.waiting_bytes:
-            full = engine.files.full
+        if engine.checkpoints.pending or engine.files.waiting_bytes or not engine.reserve.whole:
+            full = engine.files.full or not engine.reserve.whole
             self._set(_MAINTAIN, STORAGE_FULL_PROBE_MS if full else _MAINTAIN_MS)
+        if engine.reserve.whole == ("reserve_given_up_bytes" in self._alarms):
+            self._tell_levels()
         if self._feeds.catching_up:
             self._set(_PUMP, _PUMP_MS)
         if self._catalog.dirty:

@@ -6,18 +6,29 @@ before them, in `requests`.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from callboard.errors import IdempotencyConflict, InvalidRequest, RecordInvalid, SeqConflict
 from callboard.messages import Append, Appended, InboxItem, KnownInput, PutOp
 from callboard.storage.draft import Draft, Moment, Plan
 from callboard.storage.state import Key, SessionState, digest_of, pack_key, unpack_key
 
 
-def plan_append(state: SessionState, asked: Append, moment: Moment) -> Plan:
+class Artifacts(Protocol):
+    """Knows which artifacts are there."""
+
+    def check(self, text: str, item: InboxItem) -> None:
+        """Raise ArtifactInvalid if an input names one that is not."""
+        ...
+
+
+def plan_append(state: SessionState, asked: Append, moment: Moment, artifacts: Artifacts) -> Plan:
     """Plan one atomic frame of a live session (DUR-1). Its epoch was checked.
 
     Raises:
         IdempotencyConflict: the key named another frame (DUR-6).
         RequestConflict: a message id named another content (INB-6b).
+        ArtifactInvalid: an input names an artifact that is not there (ART-2).
         SeqConflict: `first_seq` is not the next one (DUR-2).
         InboxFull, RecordInvalid, PayloadTooLarge, TurnActive, …: what is asked breaks a rule.
 
@@ -35,6 +46,8 @@ def plan_append(state: SessionState, asked: Append, moment: Moment) -> Plan:
         return Plan(repeated)
     if asked.first_seq is not None and asked.first_seq != state.fold.seq + 1:
         raise SeqConflict(expected=state.fold.seq + 1)
+    for item in puts:
+        artifacts.check(state.text, item)
     draft = Draft(state, moment)
     live = [draft.put(item) for item in puts]
     settles = draft.add_records(asked.records) if asked.records else frozenset[str]()

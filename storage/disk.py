@@ -43,6 +43,17 @@ class Disk(Protocol):
         """Open a state file for reading and writing by the rules of FLT-50."""
         ...
 
+    def open_shared(self, path: str) -> int:
+        """Open a file that may have several names, for reading; HomeUnsafe if it is not ours alone.
+
+        A looser mode is not tightened here but refused (ART-8).
+        """
+        ...
+
+    def check_folder(self, path: str) -> None:
+        """Refuse, as HomeUnsafe, a folder that is not a real one of our own, 0700 (ART-8)."""
+        ...
+
     def create(self, path: str) -> int:
         """Create a file that must not exist, 0600, open for reading and writing."""
         ...
@@ -67,6 +78,14 @@ class Disk(Protocol):
         """Cut a file, or lengthen it with zeros."""
         ...
 
+    def allocate(self, fd: int, size: int) -> None:
+        """Give a file blocks for so many bytes from its beginning; OSError if there are none."""
+        ...
+
+    def free(self, path: str) -> int:
+        """Count the bytes that this user may still write where a folder lies."""
+        ...
+
     def datasync(self, fd: int) -> None:
         """Make a file's bytes and its length durable."""
         ...
@@ -88,6 +107,10 @@ class Disk(Protocol):
 
     def rename(self, old: str, new: str) -> None:
         """Give a file another name, in place of what had it."""
+        ...
+
+    def link(self, old: str, new: str) -> None:
+        """Give a file one more name, which nothing may have: FileExistsError."""
         ...
 
     def unlink(self, path: str) -> None:
@@ -115,6 +138,14 @@ class RealDisk:
         """See Disk."""
         return home.open_state(Path(path), os.O_RDWR, what=what)
 
+    def open_shared(self, path: str) -> int:
+        """See Disk."""
+        return home.open_shared(Path(path))
+
+    def check_folder(self, path: str) -> None:
+        """See Disk."""
+        home.check_private(Path(path))
+
     def create(self, path: str) -> int:
         """See Disk."""
         return home.create_file(Path(path))
@@ -139,6 +170,15 @@ class RealDisk:
         """See Disk."""
         os.ftruncate(fd, size)
 
+    def allocate(self, fd: int, size: int) -> None:
+        """See Disk."""
+        os.posix_fallocate(fd, 0, size)
+
+    def free(self, path: str) -> int:
+        """See Disk."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
     def datasync(self, fd: int) -> None:
         """See Disk."""
         os.fdatasync(fd)
@@ -158,6 +198,10 @@ class RealDisk:
     def rename(self, old: str, new: str) -> None:
         """See Disk."""
         home.replace_file(Path(old), Path(new))
+
+    def link(self, old: str, new: str) -> None:
+        """See Disk."""
+        home.link_file(Path(old), Path(new))
 
     def unlink(self, path: str) -> None:
         """See Disk."""

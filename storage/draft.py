@@ -50,6 +50,10 @@ from callboard.storage.state import (
     may_acknowledge,
 )
 
+_ENDINGS: Final = frozenset(
+    {"turn_completed", "turn_aborted", "turn_cancel_requested", "inbox_acknowledged"}
+)
+"""With one of these a frame of an open turn ends it, asks for its end, or discards input."""
 _TURN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z", re.ASCII)
 _FILE_ROOM: Final = 1_048_576
 """Kept free in an inbox file for the removes of all its items."""
@@ -84,6 +88,8 @@ class Plan(NamedTuple):
     puts: bool = False
     """It brings input or a session in: refused while the files are behind a full disk."""
     epochs: Epochs | None = None
+    ends: bool = True
+    """It ends something, or is about who may write: written from the reserve, too (FLT-21)."""
     commit: int = 0
     """Stamped on what it writes; 0 where nothing is stamped."""
 
@@ -106,6 +112,8 @@ class Draft:
         self._offset = state.transcript.bytes
         self._lf = b"\n" if state.owed_lf else b""
         self.puts = False
+        self.begins = False
+        """It puts, or goes on with a turn that it does not end."""
         self._ops: list[bytes] = []
         self._ops_at = -1
         self._replaces = False
@@ -123,6 +131,7 @@ class Draft:
             PayloadTooLarge: a record is larger than RECORD_BYTES_MAX.
 
         """
+        open_before = self.state.fold.turn is not None
         fold = self.state.fold = self.state.fold.clone()
         acked: tuple[InboxAcknowledged, frozenset[str]] | None = None
         for record in records:
@@ -139,6 +148,8 @@ class Draft:
             self._settle(before, data, fold)
         if acked is not None:
             _invalid(acked[0], "turn_id")
+        kinds = {record.type for record in records}
+        self.begins = not kinds & _ENDINGS and (open_before or fold.turn is not None)
         return frozenset(self.settled)
 
     def _check_behind(
@@ -343,6 +354,7 @@ class Draft:
             self._first_seq,
             tuple(self.lines),
             self.puts,
+            ends=not (self.puts or self.begins),
             commit=self.moment.commit,
         )
 

@@ -15,7 +15,9 @@ from typing import Final, NamedTuple
 
 from callboard.errors import CallboardError, Internal, StorageFull
 from callboard.ids import fresh_id
+from callboard.levels import free_space, queue
 from callboard.limits import (
+    ARTIFACT_STORES_BYTES_MAX,
     COMMIT_BATCH_BYTES_MAX,
     COMMIT_BATCH_FRAMES_MAX,
     FRAME_BYTES_MAX,
@@ -23,8 +25,9 @@ from callboard.limits import (
     STORAGE_FULL_PROBE_MS,
 )
 from callboard.logs import Log
-from callboard.messages import Body
+from callboard.messages import Body, Level, Ok, StageRecords, StoreArtifact
 from callboard.records import timestamp
+from callboard.storage.artifacts import Artifacts
 from callboard.storage.checkpoint import Checkpoints, InlineRunner, Runner
 from callboard.storage.disk import Clock, Disk, DiskFull, Poisoned
 from callboard.storage.draft import Moment, Plan
@@ -33,7 +36,9 @@ from callboard.storage.frames import Commit, Damaged, Epochs, FileMark, pack, si
 from callboard.storage.leases import Owners
 from callboard.storage.load import trim_keys
 from callboard.storage.recovery import Recovered
-from callboard.storage.requests import plan_request
+from callboard.storage.requests import check_store, plan_request
+from callboard.storage.reserve import Reserve
+from callboard.storage.staging import Staging
 from callboard.storage.state import SessionState
 
 WAITING_BYTES_MAX: Final = 67_108_864
@@ -49,6 +54,13 @@ class Request(NamedTuple):
     role: str
     scope: str
     body: Body
+    weight: int = 0
+    """Bytes of its message, for its place in a batch."""
+
+    @property
+    def lane(self) -> str:
+        """The session that it is about, in whose order it stays; empty for none."""
+        return getattr(self.body, "session", "")
 
 
 class Reply(NamedTuple):
@@ -100,6 +112,8 @@ class Options:
     segment_bytes: int
     checkpoint_bytes: int
     checkpoint_ms: int
+    reserve_bytes: int = 0
+    """Room that is kept for frames that end something; 0 for none."""
 
 
 @dataclass(slots=True)
@@ -158,7 +172,14 @@ class Engine:
         self.handed = self.journal.last_commit
         """The last commit whose parts the files have, or wait for."""
         self._unhanded: int | None = None
+        self.reserve = Reserve(disk, f"{self.files.root}/journal", options.reserve_bytes)
+        self.reserve.restore()
         self.checkpoints = Checkpoints(self, runner or InlineRunner())
+        self.artifacts = Artifacts(
+            disk, self.files.root, clock, self.sessions, fresh, self.answer_one
+        )
+        self.staging = Staging(self, self._created)
+        self._news: list[News] = []
         durable.synced(self.handed)
         durable.written(self.handed)
         self.mark()
@@ -186,6 +207,62 @@ class Engine:
                 persist = self._one_by_one(requests[at : at + count])
             news += self._perform(persist)
             at += count
+        self.artifacts.pump()
+        return news
+
+    def store_artifact(self, token: object, body: StoreArtifact) -> None:
+        """Take on the text of a long message, before the message is admitted (ART-2).
+
+        The answer is released when the file is durable, or at once: what an input of this id was
+        accepted with needs no file any more, and what would be refused writes none (INB-6d).
+        """
+        try:
+            if check_store(self, body):
+                self.artifacts.store(token, body)
+            else:
+                self.answer_one(token, Ok())
+        except CallboardError as error:
+            self.answer_one(token, error)
+        self.artifacts.pump()
+
+    def stage(self, token: object, body: StageRecords) -> None:
+        """Take on a piece of a session that no frame can hold (lifecycle 3.5)."""
+        try:
+            self.staging.take(body, token)
+        except CallboardError as error:
+            self.answer_one(token, error)
+
+    def answer_one(self, token: object, body: Body | CallboardError) -> None:
+        """Let one reply go; what it promises is durable."""
+        self.release([Reply(token, body)])
+
+    def set_commit_aside(self) -> int:
+        """Give a commit number that no frame will have."""
+        self._next_commit += 1
+        return self._next_commit - 1
+
+    def commit_nothing(self) -> bool:
+        """Write and sync a frame without content, above every number that was set aside.
+
+        Returns:
+            False if there is no room.
+
+        """
+        frame = self.take(Plan(Ok(), epochs=self.journal.epochs))
+        if not self._fits(frame):
+            return False
+        self.sync()
+        self._confirm(frame)
+        self._unhanded = None
+        self.materialise()
+        return True
+
+    def _created(self, state: SessionState) -> None:
+        self._news.append(News(state.text, 1, (b"",)))
+
+    def take_news(self) -> list[News]:
+        """Give what has come about beside the batches."""
+        news, self._news = self._news, []
         return news
 
     def _plan_batch(self, requests: Sequence[Request], at: int) -> tuple[Persist, int]:
@@ -235,9 +312,11 @@ class Engine:
         return Internal(correlation_id=name)
 
     def _check_room(self, plan: Plan) -> None:
-        """Refuse input while files wait for room, and everything when too much waits."""
+        """Refuse what begins something while room is short, and everything when too much waits."""
         waiting = self.files.waiting_bytes
-        if (plan.puts and self.files.full) or waiting > WAITING_BYTES_MAX:
+        short = self.files.full and plan.puts
+        spent = not self.reserve.whole and not plan.ends
+        if short or spent or waiting > WAITING_BYTES_MAX:
             self.counters.refused_full += 1
             raise storage_full()
 
@@ -321,16 +400,27 @@ class Engine:
         ts = timestamp(now := self.clock.now_us())
         for request in requests:
             reply, frame = self._plan_one(request, now, ts)
-            if frame is not None:
-                try:
-                    self._write([frame])
-                    frames.append(frame)
-                except DiskFull:
-                    self._undo([frame])
+            if frame is not None and not self._fits(frame):
+                again = frame.plan.ends and self.reserve.give_up()
+                if again:
+                    self.log("reserve_given_up", {"level": "error"})
+                    reply, frame = self._plan_one(request, now, ts)
+                if not again or (frame is not None and not self._fits(frame)):
+                    frame, reply = None, Reply(request.token, storage_full())
                     self.counters.refused_full += 1
-                    reply = Reply(request.token, storage_full())
+            if frame is not None:
+                frames.append(frame)
             replies.append(reply)
         return Persist(tuple(frames), tuple(replies))
+
+    def _fits(self, frame: Frame) -> bool:
+        """Write a frame; false if there is no room, and then it is undone."""
+        try:
+            self._write([frame])
+        except DiskFull:
+            self._undo([frame])
+            return False
+        return True
 
     def _perform(self, persist: Persist) -> list[News]:
         """Sync, reply, and only then touch the streams' files."""
@@ -364,6 +454,8 @@ class Engine:
         self.note(frame)
         if plan.lease is not None:
             self.sessions.leases[frame.text] = plan.lease.spell()
+            if plan.lease.held:
+                self.artifacts.activated(frame.text)
         trim_keys(state.keys)
         return News(frame.text, plan.first_seq, plan.lines)
 
@@ -383,16 +475,44 @@ class Engine:
             )
 
     def materialise(self) -> None:
-        """Write what waits for the streams' files."""
+        """Write what waits for the streams' files.
+
+        What the reserve gave up is for the journal: until it is whole, files leave half of it.
+        """
+        if not self.reserve.whole:
+            free = self.disk.free(self.files.root)
+            if free < self.files.waiting_bytes + self.reserve.size // 2:
+                return
         for lost in self.files.flush():
             _, key, session_id, _ = lost.file.split("/")
             self.sessions.mark_damaged(Damaged(f"{key}/{session_id}", lost.damage, 0))
             self.counters.lost_files += 1
         self.durable.written(self.files.written(self.handed))
 
+    def probe(self) -> None:
+        """See whether there is room again: for the reserve first, then for what waits (FLT-21c)."""
+        if not self.reserve.whole and self.reserve.restore():
+            self.log("reserve_whole", {})
+        if self.files.waiting_bytes:
+            self.materialise()
+
+    def levels(self) -> list[Level]:
+        """Say how full what storage writes to is (FLT-22); the reserve counts until it is whole."""
+        given_up = 0 if self.reserve.whole else self.reserve.size
+        return [
+            free_space(self.disk.free(self.files.root)),
+            queue("files_waiting_bytes", self.files.waiting_bytes, WAITING_BYTES_MAX),
+            queue(
+                "artifacts_waiting_bytes", self.artifacts.waiting_bytes, ARTIFACT_STORES_BYTES_MAX
+            ),
+            queue("reserve_given_up_bytes", given_up, self.reserve.size),
+        ]
+
     def persist_compactions(self, frames: Sequence[Frame]) -> None:
         """Write and sync frames that nobody waits for; without room they are let be."""
         try:
+            if not self.reserve.whole:
+                raise DiskFull
             self._write(frames)
         except DiskFull:
             self._undo(frames)

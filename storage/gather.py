@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from callboard.artifacts import read_ref
+from callboard.errors import ArtifactInvalid
 from callboard.records import MessageCreated, PartCreated, PartUpdated, Record, compact
 
 Role = Literal["user", "assistant", "system", "tool"]
@@ -48,6 +50,8 @@ class Message:
     turn_id: str | None = None
     inbox_message_id: str | None = None
     hidden: bool = False
+    artifact_id: str | None = None
+    """The file that holds its full text, if `content` is an excerpt (ART-1)."""
     synthetic: bool = False
     """No record holds this message as such (PRJ-4, CTX-1, CTX-4)."""
 
@@ -73,6 +77,7 @@ class Message:
             "turn_id": self.turn_id,
             "inbox_message_id": self.inbox_message_id,
             "hidden": self.hidden,
+            "artifact_id": self.artifact_id,
             "synthetic": self.synthetic,
         }
         return shown | {name: value for name, value in rest.items() if value}
@@ -189,6 +194,7 @@ def messages_of(owner: Owner) -> Iterator[Message]:
                 name=str(part.payload["name"]),
                 error=part.payload.get("error") is not None,
                 inbox_message_id=None,
+                artifact_id=None,
             )
 
 
@@ -222,8 +228,20 @@ def main_of(owner: Owner) -> Message:
         turn_id=owner.turn_id,
         inbox_message_id=created.inbox_message_id if created else None,
         hidden=created.hidden if created else False,
+        artifact_id=_artifact_of(owner),
         synthetic=created is None,
     )
+
+
+def _artifact_of(owner: Owner) -> str | None:
+    """Find the artifact that a message's text is an excerpt of."""
+    for part in owner.parts.values():
+        if part.kind == "text" and (named := part.payload.get("prompt_artifact")) is not None:
+            try:
+                return read_ref(named).artifact_id
+            except ArtifactInvalid:
+                return None
+    return None
 
 
 def _summaries(owner: Owner, main: Message) -> Iterator[Message]:
@@ -236,6 +254,7 @@ def _summaries(owner: Owner, main: Message) -> Iterator[Message]:
                 content=str(part.payload["text"]),
                 reasoning="",
                 tool_calls=(),
+                artifact_id=None,
             )
 
 

@@ -24,7 +24,7 @@ from callboard.errors import (
     SessionQuarantined,
     StaleEpoch,
 )
-from callboard.ids import check_message_id, parse_ref, workspace_key
+from callboard.ids import SessionRef, check_message_id, parse_ref, workspace_key
 from callboard.records import SessionCreated, check_data, compact
 from callboard.storage.admit import plan_append
 from callboard.storage.draft import Draft, Moment, Plan
@@ -98,7 +98,8 @@ def _startable(engine: Engine, text: str) -> SessionState:
     return state
 
 
-def _gateway(engine: Engine, epoch: int) -> None:
+def check_gateway(engine: Engine, epoch: int) -> None:
+    """Refuse another gateway than the present one."""
     if epoch != engine.journal.epochs.gateway:
         raise StaleEpoch
 
@@ -127,7 +128,7 @@ def _append(engine: Engine, body: m.Append, moment: Moment) -> Plan:
         raise StaleEpoch
     if state.damage is not None:
         raise state.damage
-    return plan_append(state, body, moment)
+    return plan_append(state, body, moment, engine.artifacts)
 
 
 def _lookup(engine: Engine, body: m.Lookup, moment: Moment) -> Plan:
@@ -193,7 +194,7 @@ def _is_wakeable(engine: Engine, state: SessionState) -> bool:
 
 
 def _accept(engine: Engine, body: m.Accept, moment: Moment) -> Plan:
-    _gateway(engine, body.gateway_epoch)
+    check_gateway(engine, body.gateway_epoch)
     check_message_id(body.item.message_id)
     state = _startable(engine, body.session)
     if standing(state.lease, engine.owners, engine.options.plane_id) == "held":
@@ -210,6 +211,7 @@ def _accept(engine: Engine, body: m.Accept, moment: Moment) -> Plan:
                 runnable=state.fold.turn is not None or state.runnable(),
             )
         )
+    engine.artifacts.check(body.session, body.item)
     draft = Draft(state, moment)
     draft.put(body.item)
     return draft.plan(
@@ -222,8 +224,23 @@ def _accept(engine: Engine, body: m.Accept, moment: Moment) -> Plan:
     )
 
 
+def check_store(engine: Engine, body: m.StoreArtifact) -> bool:
+    """Check whether an artifact may be stored: as for the input that will name it (ACC-1c).
+
+    Returns:
+        False if that input was accepted before: then nothing needs to be stored.
+
+    Raises:
+        StaleEpoch, NotFound, SessionArchived, RequestConflict, …: it is refused.
+
+    """
+    check_gateway(engine, body.gateway_epoch)
+    state = _startable(engine, body.session)
+    return state.known(check_message_id(body.message_id), body.digest) is None
+
+
 def _create(engine: Engine, body: m.Create, moment: Moment) -> Plan:
-    _gateway(engine, body.gateway_epoch)
+    check_gateway(engine, body.gateway_epoch)
     ref = parse_ref(body.session)
     state = engine.sessions.get(body.session)
     if state is not None:
@@ -232,13 +249,7 @@ def _create(engine: Engine, body: m.Create, moment: Moment) -> Plan:
         if not _asks_for(body.record, state.fold.created):
             raise IdempotencyConflict
         return Plan(m.Created(session=body.session, fresh=False))
-    data = check_data(body.record.type, body.record.data)
-    if not isinstance(data, SessionCreated):
-        raise RecordInvalid(type=body.record.type, field="type")
-    if data.session_id != ref.session_id:
-        raise RecordInvalid(type=data.type, field="session_id")
-    if workspace_key(data.workspace) != ref.workspace_key:
-        raise RecordInvalid(type=data.type, field="workspace")
+    check_creation(ref, body.record, key=body.record.id)
     if engine.sessions.twin(ref):
         raise SessionExists
     draft = Draft(new_state(ref), moment)
@@ -246,6 +257,24 @@ def _create(engine: Engine, body: m.Create, moment: Moment) -> Plan:
     draft.puts = True
     key = body.record.id, pack_key(Key(moment.commit, 1, 1, digest_of([body.record])))
     return draft.plan(m.Created(session=body.session, fresh=True), key)
+
+
+def check_creation(ref: SessionRef, record: m.NewRecord, *, key: str) -> None:
+    """Check a session's first record.
+
+    Raises:
+        RecordInvalid: it is none, of another session, or not named as its creation is.
+
+    """
+    data = check_data(record.type, record.data)
+    if not isinstance(data, SessionCreated):
+        raise RecordInvalid(type=record.type, field="type")
+    if data.session_id != ref.session_id:
+        raise RecordInvalid(type=data.type, field="session_id")
+    if workspace_key(data.workspace) != ref.workspace_key:
+        raise RecordInvalid(type=data.type, field="workspace")
+    if record.id != key:
+        raise RecordInvalid(type=data.type, field="id")
 
 
 def _asks_for(record: m.NewRecord, first: SessionCreated | None) -> bool:
@@ -261,7 +290,7 @@ def _asks_for(record: m.NewRecord, first: SessionCreated | None) -> bool:
 
 
 def _discard_input(engine: Engine, body: m.DiscardInput, moment: Moment) -> Plan:
-    _gateway(engine, body.gateway_epoch)
+    check_gateway(engine, body.gateway_epoch)
     state = _sound(engine, body.session)
     if state.lease_error is not None:
         raise state.lease_error
@@ -290,7 +319,7 @@ def _already(turn_id: str | None, outcome: str | None) -> m.CancelResult:
 
 
 def _unquarantine(engine: Engine, body: m.Unquarantine, moment: Moment) -> Plan:
-    _gateway(engine, body.gateway_epoch)
+    check_gateway(engine, body.gateway_epoch)
     state = _sound(engine, body.session)
     if state.fold.quarantine is None:
         return Plan(m.Ok())
@@ -321,6 +350,7 @@ def _quarantine(engine: Engine, body: m.Quarantine, moment: Moment) -> Plan:
 def _update(state: SessionState, moment: Moment, data: Mapping[str, object]) -> Plan:
     draft = Draft(state, moment)
     draft.add_records([_record(moment, "session_updated", data)])
+    draft.begins = False  # a quarantine is needed on a full disk, too
     return draft.plan(m.Ok())
 
 

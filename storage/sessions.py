@@ -33,6 +33,7 @@ class Sessions:
         leases: leases that are in the journal and not in `lease.json` yet.
         damaged: sessions whose files a recovery found damaged.
         highest_commit: the highest commit met in any file.
+        staged: sessions that are being made beside the journal.
         tidy: whether temporary files may be removed: none is being made.
 
     """
@@ -43,6 +44,7 @@ class Sessions:
         self.damaged: dict[str, Damaged] = {}
         self.highest_commit = 0
         self.tidy = True
+        self.staged: set[str] = set()
         self._states: OrderedDict[str, SessionState] = OrderedDict()
         self._weights: dict[str, int] = {}
         self._weight = 0
@@ -218,7 +220,12 @@ class Sessions:
             for state in self._states.values()
             if state.ref.workspace_key == key
         )
-        return {name.casefold(): name for name in (*found, *waiting)}
+        there = (name for name in found if self._is_session(f"{folder}/{name}"))
+        return {name.casefold(): name for name in (*there, *waiting)}
+
+    def _is_session(self, folder: str) -> bool:
+        """Tell a session's folder from one that a creation left which came to nothing."""
+        return self.disk.stat(f"{folder}/transcript.jsonl") is not None
 
     def created(self, ref: SessionRef) -> None:
         """Take note of a new name."""
@@ -242,8 +249,18 @@ class Sessions:
         for key in self.disk.listdir(root):
             for session_id in self._read_folder(f"{root}/{key}"):
                 text = f"{key}/{session_id}"
+                self._tidy_staged(text)
                 if text not in seen and self._may_have_work(text):
                     yield text
+
+    def _tidy_staged(self, text: str) -> None:
+        """Remove what a creation left that came to nothing (FLT-18)."""
+        folder = self.folder(text)
+        if text in self.staged or self._is_session(folder):
+            return
+        found = self.disk.stat(folder)
+        if found is not None and found.directory:
+            self._tidy(folder)
 
     def _read_folder(self, path: str) -> list[str]:
         found = self.disk.stat(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 from collections.abc import Callable
 from typing import Final
@@ -12,7 +14,9 @@ from callboard.actors.gateway.door import PAUSE_MS, Came, Done, Door, Gone, Open
 from callboard.config import Settings
 from callboard.errors import CallboardError
 from callboard.home import Order
+from callboard.levels import descriptors
 from callboard.limits import CLIENT_HANDSHAKE_MS
+from callboard.messages import Level
 from callboard.peer import (
     Arrived,
     BusActor,
@@ -57,6 +61,7 @@ class Gateway(BusActor):
         settings = Settings.model_validate_json(order.settings)
         self._desk = Desk(self, order.nonce, settings)
         self._desk.on_ready = self._ready
+        self._desk.own_levels = self._own_levels
         self._border = Border(self._desk, self, order.operator_token, order.plane_id)
 
     def on_start(self) -> None:
@@ -180,6 +185,12 @@ class Gateway(BusActor):
             self._desk.from_storage(event.header, event.body)
         except CallboardError as error:
             self.io.log("storage_unreadable", {"kind": event.header.kind, "code": error.code})
+
+    def _own_levels(self) -> list[Level]:
+        """Say how full this process is (FLT-22)."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        count = len(os.listdir("/proc/self/fd"))
+        return [descriptors("gateway_descriptors", count, limit)]
 
     # ---- Beginning and end ----
 

@@ -19,7 +19,8 @@ from pydantic_core import to_json
 
 from callboard import messages
 from callboard.actors.gateway.desk import PRINCIPAL, Desk
-from callboard.actors.gateway.requests import Client, Ports
+from callboard.actors.gateway.requests import Client, LongText, Ports
+from callboard.artifacts import cut, spell_ref
 from callboard.errors import (
     CallboardError,
     InvalidRequest,
@@ -227,9 +228,9 @@ class Border:
         try:
             _check_header(client, header)
             body = validate_body(header.kind, fields)
-            item = None
+            item = long_text = None
             if isinstance(body, messages.Send):
-                item = _inbox_item(body)
+                body, item, long_text = _inbox_item(body)
             elif isinstance(body, messages.CreateSession):
                 body = _creation(body, self._desk.epoch)
             else:
@@ -241,7 +242,7 @@ class Border:
             full = Overloaded(resource="pending_count", limit=CLIENT_REQUESTS_PENDING_MAX)
             self._refuse(client, name, full)
             return
-        self._desk.take(client, header, body, weight, item)
+        self._desk.take(client, header, body, weight, item, long_text)
 
     def _refuse_bad(self, client: Client, name: str, error: CallboardError) -> None:
         """Refuse what is wrong in itself, and a connection that sends too much of it (FLT-59a)."""
@@ -308,14 +309,25 @@ def _checked_json(field: str, value: dict[str, object]) -> None:
         raise PayloadTooLarge(limit=limit, maximum=maximum)
 
 
-def _inbox_item(body: messages.Send) -> messages.InboxItem:
+def _inbox_item(
+    body: messages.Send,
+) -> tuple[messages.Send, messages.InboxItem, LongText | None]:
+    """Make the inbox item that a send means; a long text is cut here (ART-1, ADR 0070)."""
     parse_ref(body.session)
     check_message_id(body.message_id)
     _checked_json("metadata", body.metadata)
-    content: list[dict[str, object]] = [
-        {"type": "text", "text": part.text} for part in body.content
+    sent: list[dict[str, object]] = [
+        {"type": "text", "text": part.text}
+        if part.prompt_artifact is None
+        else {"type": "text", "text": part.text, "prompt_artifact": part.prompt_artifact}
+        for part in body.content
     ]
-    return messages.InboxItem(
+    content, ref, data = cut(sent)
+    long_text = None if ref is None else LongText(spell_ref(ref), data)
+    if data is not None:
+        kept = [messages.Text.model_validate(part) for part in content]
+        body = body.model_copy(update={"content": kept})
+    item = messages.InboxItem(
         message_id=body.message_id,
         origin="user",
         content=body.content,
@@ -325,6 +337,7 @@ def _inbox_item(body: messages.Send) -> messages.InboxItem:
         principal=PRINCIPAL,
         metadata=body.metadata,
     )
+    return body, item, long_text
 
 
 def _creation(body: messages.CreateSession, epoch: int) -> messages.Create:

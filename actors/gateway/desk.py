@@ -4,7 +4,8 @@ Pure but for its ports. It knows each request that is not answered and where it 
 
     held        waits for its session to be live, with a place in the activation queue (ADM-1)
     session     was handed to a live session
-    storage     was asked of storage: accept, create, await_input, subscribe, discard_input
+    storage     was asked of storage: accept, create, await_input, subscribe, discard_input,
+                store_artifact
     supervisor  was asked of the supervisor
 
 When a session ends, what was handed to it is dispatched again; when storage or the supervisor comes
@@ -21,7 +22,14 @@ from callboard import messages
 from callboard.actors.gateway.ledger import Ledger
 from callboard.actors.gateway.permits import Permits
 from callboard.actors.gateway.places import Places
-from callboard.actors.gateway.requests import Asks, Client, Deadlines, Ports, Request
+from callboard.actors.gateway.requests import (
+    Asks,
+    Client,
+    Deadlines,
+    LongText,
+    Ports,
+    Request,
+)
 from callboard.actors.gateway.routes import Routes, Session
 from callboard.actors.gateway.sessions import THAW, Sessions
 from callboard.actors.gateway.waking import AGAIN_MS, Activation, Waking
@@ -35,6 +43,7 @@ from callboard.errors import (
     StaleEpoch,
     StorageUnavailable,
 )
+from callboard.levels import queue
 from callboard.limits import (
     CLIENT_OUTPUT_BYTES_MAX,
     OPERATOR_REASON_CHARS_MAX,
@@ -84,6 +93,10 @@ class Desk:
         self._again = Deadlines()
         self._storage: Asks[Request | str] = Asks(f"{own}s", ports.storage)
         self._supervisor: Asks[Request | Activation] = Asks(f"{own}v", self._tell_supervisor)
+        self._levels: list[messages.Level] = []
+        """How full storage is, as it last said."""
+        self.own_levels: Callable[[], list[messages.Level]] = list[messages.Level]
+        """Gives what the actor knows: descriptors, connections."""
         self._supervisor_id = ""
         self._greeting: tuple[str, str] | None = None
         """The supervisor's hello, while it waits for this gateway to be ready."""
@@ -126,6 +139,7 @@ class Desk:
         body: messages.Body,
         weight: int,
         item: messages.InboxItem | None = None,
+        long_text: LongText | None = None,
     ) -> None:
         """Take on a request that was checked; its answer comes through the ports.
 
@@ -135,10 +149,11 @@ class Desk:
             body: what is asked; a create_session as the `create` that it means.
             weight: its encoded bytes.
             item: of a send, the inbox item that it means.
+            long_text: of a send, what goes into an artifact first.
 
         """
         request = self.ledger.open(client, header, body, weight, self.now)
-        request.item = item
+        request.item, request.long_text = item, long_text
         try:
             self._begin(request)
         except CallboardError as error:
@@ -160,6 +175,9 @@ class Desk:
     def _begin_with_storage(self, request: Request) -> None:
         body = request.body
         match body:
+            case messages.Send() if request.long_text is not None:
+                request.session = body.session
+                self._store_artifact(request, body, request.long_text)
             case messages.Send() | messages.Cancel():
                 request.session = body.session
                 self._dispatch(request)
@@ -204,6 +222,19 @@ class Desk:
             self._ports.storage(Header(body.kind), encode_body(body))
 
     # ---- Sends (flows 1 and 2) ----
+
+    def _store_artifact(self, request: Request, body: messages.Send, text: LongText) -> None:
+        """Have a long text's file made durable; the send goes on when it is (ART-2)."""
+        assert isinstance(request.item, messages.InboxItem)
+        asked = messages.StoreArtifact.model_construct(
+            session=body.session,
+            gateway_epoch=self.epoch,
+            message_id=body.message_id,
+            digest=request.item.digest,
+            artifact=text.artifact,
+            data=text.data,
+        )
+        self._ask_storage(request, asked)
 
     def _dispatch(self, request: Request) -> None:
         """Bring a send or a cancel to its session: hand it over, hold it, or ask storage."""
@@ -363,6 +394,11 @@ class Desk:
 
     def from_storage(self, header: Header, raw: bytes) -> None:
         """Take an answer of storage."""
+        if header.kind == messages.StorageLevels.kind:
+            told = decode_body(header.kind, raw)
+            assert isinstance(told, messages.StorageLevels)
+            self._levels = told.levels
+            return
         context = self._storage.peek(header.cid)
         if isinstance(context, Request) and header.kind == "records":
             self._records(context, raw)
@@ -403,6 +439,10 @@ class Desk:
                     return
                 case _:
                     pass
+        if kind == "ok" and request.long_text is not None:
+            request.long_text = None
+            self._dispatch(request)  # the excerpt; the text itself is needed no more
+            return
         self.ledger.forward(request, kind, raw)
         if kind == "ok" and isinstance(request.body, messages.ReleaseSession):
             self.waking.wake(self.routes.entry(request.session))
@@ -502,8 +542,16 @@ class Desk:
             processes=tree.processes,
             sessions=dict(states),
             counters={**tree.counters, **self.statistics()},
+            levels=[*self._levels, *self._queues(), *self.own_levels()],
             detail=tree.detail,
         )
+
+    def _queues(self) -> list[messages.Level]:
+        return [
+            queue("activation_queue", self.places.count, self.places.count_max),
+            queue("activation_queue_bytes", self.places.bytes, self.places.bytes_max),
+            queue("turn_queue", self.permits.waiting, self.permits.queue_max),
+        ]
 
     def statistics(self) -> dict[str, int]:
         """Give counters and fill levels (habit 14)."""

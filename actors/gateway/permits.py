@@ -29,7 +29,7 @@ class Permits:
 
     def __init__(self, limit: int, queue_max: int) -> None:
         self._limit = limit
-        self._queue_max = queue_max
+        self.queue_max = queue_max
         self._held: set[str] = set()
         self._waiting: dict[str, str] = {}
         self.frozen = True
@@ -87,7 +87,7 @@ class Permits:
         if not self._waiting and self._free():
             self._held.add(session)
             return 0
-        if len(self._waiting) >= self._queue_max:
+        if len(self._waiting) >= self.queue_max:
             return "full"
         self._waiting[session] = request
         return len(self._waiting)

@@ -18,8 +18,8 @@ class Places:
     """
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
-        self._count_max = count_max
-        self._bytes_max = bytes_max
+        self.count_max = count_max
+        self.bytes_max = bytes_max
         self.count = 0
         self.bytes = 0
 
@@ -30,10 +30,10 @@ class Places:
             weight: the request's encoded bytes.
 
         """
-        if self.count >= self._count_max:
-            return Overloaded(resource="pending_count", limit=self._count_max)
-        if self.bytes + weight > self._bytes_max:
-            return Overloaded(resource="pending_bytes", limit=self._bytes_max)
+        if self.count >= self.count_max:
+            return Overloaded(resource="pending_count", limit=self.count_max)
+        if self.bytes + weight > self.bytes_max:
+            return Overloaded(resource="pending_bytes", limit=self.bytes_max)
         self.force(weight)
         return None
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from callboard.messages import Body, InboxItem
 from callboard.wire import Header
@@ -17,6 +17,15 @@ from callboard.wire import Header
 Where = Literal["here", "held", "session", "storage", "supervisor"]
 BUCKET_MS = 50
 """Deadlines are kept this coarse: none is missed, and none costs more than a set entry."""
+
+
+class LongText(NamedTuple):
+    """Text of a send that goes into an artifact before the send is admitted (ART-2)."""
+
+    artifact: dict[str, object]
+    """Its reference, as it stands in the inbox item."""
+    data: bytes | None
+    """None if the client sent an excerpt with its reference."""
 
 
 class Ports(Protocol):
@@ -81,6 +90,8 @@ class Request:
     """It has a place in the activation queue."""
     item: InboxItem | None = None
     """Of a send: the inbox item."""
+    long_text: LongText | None = None
+    """Of a send: what storage has not made durable yet."""
     permit: bool = False
     """Of a send: a turn permit went along with it."""
     next_seq: int = 0

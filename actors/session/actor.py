@@ -15,6 +15,7 @@ from typing import Final, cast
 from callboard.actors.session.agent_calls import AgentCall, Call, Next, Over, Result, Say, Steered
 from callboard.actors.session.core import Context, Session
 from callboard.actors.session.runner import AgentHost
+from callboard.artifact_files import ArtifactReader
 from callboard.errors import CallboardError
 from callboard.home import Identity
 from callboard.ids import SessionRef
@@ -59,15 +60,23 @@ class SessionActor(BusActor):
         ref: the session.
         identity: of this process, its nonce lock held.
         idle_ms: after how long without work the process ends.
+        artifacts: reads the session's artifacts, in the agent's thread.
 
     """
 
-    def __init__(self, io: Io, ref: SessionRef, identity: Identity, idle_ms: int) -> None:
+    def __init__(
+        self,
+        io: Io,
+        ref: SessionRef,
+        identity: Identity,
+        idle_ms: int,
+        artifacts: ArtifactReader | None = None,
+    ) -> None:
         super().__init__(io)
         self._storage: Asked[Context] = Asked(io, STORAGE, BUS_QUEUE_MESSAGES_MAX)
         self._gateway: Asked[None] = Asked(io, GATEWAY)
         self._permit_asked = ""
-        agents = AgentHost(self._from_agent, io.log)
+        agents = AgentHost(self._from_agent, io.log, artifacts=artifacts)
         owner = ProcessIdentity(**asdict(identity))
         self.session = Session(self, agents, ref, owner, idle_ms)
 

@@ -7,7 +7,7 @@ into.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -22,6 +22,9 @@ class Input(NamedTuple):
 
     id: str
     text: str
+    artifact_id: str | None = None
+    parts: Sequence[Mapping[str, object]] = ()
+    """Its parts as they are kept, if one of them is an excerpt (ART-1)."""
 
 
 class TurnView(NamedTuple):

@@ -54,7 +54,7 @@ def resolve(name: str) -> AgentFunction:
 async def echo(turn: Turn) -> None:
     """Say every message back."""
     async for message in turn:
-        await turn.say(message.text or " ")
+        await turn.say(await turn.full_text(message) or " ")
 
 
 # --- replay -----------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ KINDS: Final[Mapping[Code, Kind]] = MappingProxyType(
         "unsupported_input": Kind(
             "The input is not supported.",
             False,
-            typed=("artifact_invalid",),
+            typed=("artifact_invalid", "artifact_store_unsafe"),
             statuses=(415, 422),
             texts=("unsupported",),
         ),

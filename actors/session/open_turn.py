@@ -110,9 +110,18 @@ class _Arriving:
     __slots__ = ("input", "is_durable")
 
     def __init__(self, entry: Entry, *, is_durable: bool) -> None:
-        text = "\n".join(part.text for part in entry.item.content)
-        self.input = Input(entry.id, text)
+        self.input = _input(entry)
         self.is_durable = is_durable
+
+
+def _input(entry: Entry) -> Input:
+    content = entry.item.content
+    text = "\n".join(part.text for part in content)
+    named = next((one.prompt_artifact for one in content if one.prompt_artifact is not None), None)
+    if named is None:
+        return Input(entry.id, text)
+    parts = [part.model_dump(exclude_none=True) for part in content]
+    return Input(entry.id, text, str(named.get("artifact_id")), parts)
 
 
 class OpenTurn:

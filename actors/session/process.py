@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 import pykka
 
 from callboard.actors.session.actor import GATEWAY, STORAGE, TERMINATE, SessionActor
+from callboard.artifact_files import ArtifactReader
 from callboard.config import Settings
 from callboard.home import Home, Order, Runtime, hold_nonce, this_process
 from callboard.ids import SessionRef, parse_ref
@@ -41,9 +42,10 @@ def main(order: Order) -> int:
     ref = parse_ref(order.session)
     log = open_log(_log_path(Home(Path(order.home)), ref), settings.log_level)
     identity = this_process(order.nonce, order.plane_id)
+    artifacts = ArtifactReader(Home(Path(order.home)).session(ref))
 
     def start_actor(io: Io) -> pykka.ActorRef[Any]:
-        return SessionActor.start(io, ref, identity, settings.resident_idle_ms)
+        return SessionActor.start(io, ref, identity, settings.resident_idle_ms, artifacts)
 
     io = Io(urgent=URGENT_KINDS, inlet_max=_INLET_MAX, log=log)
     _end_with_the_supervisor(io, order.liveness_fd)

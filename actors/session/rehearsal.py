@@ -89,7 +89,7 @@ class _Hall:
             origin="user",
             content=content,
             queued_at=1,
-            digest=item_digest([one.model_dump() for one in content], {}),
+            digest=item_digest([one.model_dump(exclude_none=True) for one in content], {}),
             principal="principal:operator:local",
         )
         body = _over_the_bus(Deliver(item=item, permit=True), "request")

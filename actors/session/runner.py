@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, cast
 
 from callboard.actors.session.agent_calls import (
@@ -30,7 +30,14 @@ from callboard.actors.session.failures import classify, unusable
 from callboard.actors.session.gate import Gate, Signal, Ticket
 from callboard.actors.session.tools import Tool, as_json, clean, tool
 from callboard.agents import Message, ToolError
-from callboard.errors import GateClosed, InvalidRequest, TurnTerminal
+from callboard.artifact_files import ArtifactReader
+from callboard.errors import (
+    ArtifactInvalid,
+    CallboardError,
+    GateClosed,
+    InvalidRequest,
+    TurnTerminal,
+)
 from callboard.ids import fresh_ulid
 
 Log = Callable[[str, Mapping[str, object]], None]
@@ -49,12 +56,20 @@ class AgentHost:
         post: takes what the agent wants; called on the loop's thread, must not block.
         log: takes what the agent's author should know, without a word of what it said.
         loop: for plays without threads: a loop that the caller runs.
+        artifacts: reads the session's artifacts; without it there are none.
 
     """
 
-    def __init__(self, post: Post, log: Log, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self,
+        post: Post,
+        log: Log,
+        loop: asyncio.AbstractEventLoop | None = None,
+        artifacts: ArtifactReader | None = None,
+    ) -> None:
         self.post = post
         self.log = log
+        self.artifacts = artifacts
         self._gate: Gate | None = None
         self._loop = loop
         self._runs: dict[str, _Run] = {}
@@ -159,6 +174,8 @@ class _Run:
         self._ticket = ticket
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.Future[object] | None = None
+        self._broken: CallboardError | None = None
+        """An input's artifact is not as it must be: the turn fails whatever the agent does."""
         self._found = False
         """Whether the agent's function was found; before that, nothing of it has run."""
 
@@ -183,6 +200,8 @@ class _Run:
             failure = classify(error) if self._found else unusable(error)
             facts = {"turn_id": self.view.turn_id, "code": failure.code, **where_of(error)}
             self._host.log("agent_failed", facts)
+        if self._broken is not None:
+            text, failure = None, classify(self._broken)
         aborted = self.signal.aborted
         self.is_over = True
         confirmed = await _end_leftovers()
@@ -226,9 +245,32 @@ class _Run:
             self._next = self.ticket(lambda ticket: Next(self.view.turn_id, ticket))
         elif self.signal.aborted:
             raise asyncio.CancelledError(self.signal.reason)
-        found = await asyncio.shield(self._next)
+        found = cast("Input | None", await asyncio.shield(self._next))
         self._next = None
-        return cast("Input | None", found)
+        if found is not None:
+            self.verify([found])
+        return found
+
+    def verify(self, inputs: Sequence[Input]) -> None:
+        """Check the artifacts of inputs before the agent, and with it a model, sees them (ART-11).
+
+        Raises:
+            ArtifactInvalid, ArtifactStoreUnsafe: one is not as it must be; the turn will fail.
+
+        """
+        for one in inputs:
+            if one.parts:
+                try:
+                    self.artifacts(one.artifact_id).verify(one.parts)
+                except CallboardError as error:
+                    self._broken = self._broken or error
+                    raise
+
+    def artifacts(self, artifact_id: str | None) -> ArtifactReader:
+        """Give the session's artifacts."""
+        if self._host.artifacts is None:
+            raise ArtifactInvalid(artifact_id=artifact_id, retryable=False)
+        return self._host.artifacts
 
     async def settle_call(self, call_id: str, output: object, error: str | None) -> None:
         """Make a tool's result durable."""
@@ -245,6 +287,8 @@ class _Run:
             self.launched.add(call_id)
             try:
                 output = await chosen.run(arguments)
+            except ToolError as problem:  # a built-in tool that says in its own words what is wrong
+                error = str(problem)
             except Exception as problem:
                 error = classify(problem).code
         await self.settle_call(call_id, output, error)
@@ -325,6 +369,13 @@ class LiveTurn:
         """Give the prompt, then what is steered in, until nothing is left: that seals the turn."""
         return _Inputs(self._run)
 
+    async def full_text(self, message: Message) -> str:
+        """Give a message's text as it was sent."""
+        if not isinstance(message, Input) or not message.parts:
+            return message.text
+        parts = self._run.artifacts(message.artifact_id).restore(message.parts)
+        return "\n".join(str(part["text"]) for part in parts if part["type"] == "text")
+
     async def say(self, text: str) -> None:
         """Write an assistant message."""
         if not text:
@@ -334,13 +385,14 @@ class LiveTurn:
 
     async def tool(self, name: str, /, **arguments: object) -> object:
         """Run a built-in tool."""
-        chosen = tool(name)
+        chosen = tool(name, self._run.artifacts)
         chosen.check(arguments)
         return await self._run.run_tool(chosen, name, arguments)
 
     async def steered(self) -> list[Message]:
         """Take what was steered in, without sealing the turn."""
         found = await self._run.ask(lambda ticket: Steered(self.turn_id, ticket))
+        self._run.verify(cast("list[Input]", found))
         return cast("list[Message]", found)
 
     async def play(

@@ -113,7 +113,7 @@ class Scribe:
             metadata=item.metadata or None,
         )
         self.parent = message_id
-        parts = _texts(message_id, [one.text for one in item.content], at)
+        parts = _heard(message_id, item, at)
         return [Draft(turn_id, message), *(Draft(turn_id, part) for part in parts)]
 
     def said(self, turn_id: str, text: str) -> list[Draft]:
@@ -257,6 +257,18 @@ class Scribe:
             failure=figures.failure,
             aborted_at=self.now(),
         )
+
+
+def _heard(message_id: str, item: InboxItem, at: int) -> Iterator[PartCreated]:
+    """Make the parts of an input; an excerpt keeps its reference, and is never long (ART-1)."""
+    if all(one.prompt_artifact is None for one in item.content):
+        yield from _texts(message_id, [one.text for one in item.content], at)
+        return
+    for number, one in enumerate(item.content):
+        payload: dict[str, object] = {"text": one.text}
+        if one.prompt_artifact is not None:
+            payload["prompt_artifact"] = one.prompt_artifact
+        yield _part(message_id, number, "text", payload, at)
 
 
 def _texts(message_id: str, texts: Sequence[str], at: int) -> Iterator[PartCreated]:

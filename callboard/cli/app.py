@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Protocol, cast
 
 import typer
 
-from callboard.cli import demo, plane, sessions
+from callboard.cli import artifact, demo, plane, sessions
 from callboard.cli.options import HomeOption
 
-COMMANDS = (
+COMMANDS: tuple[Callable[..., None], ...] = (
     demo.demo,
     plane.up,
     plane.down,
@@ -22,6 +23,10 @@ COMMANDS = (
     sessions.ls,
     sessions.show,
 )
+GROUPS: Mapping[str, tuple[str, tuple[Callable[..., None], ...]]] = {
+    "artifact": ("Read the texts of long messages.", (artifact.read,))
+}
+"""Commands of two words: the first, what it is for, and the functions of the second."""
 
 
 def start(
@@ -48,7 +53,17 @@ def build() -> typer.Typer:
     app.callback(invoke_without_command=True)(start)
     for command in COMMANDS:
         app.command()(command)
+    for name, (purpose, functions) in GROUPS.items():
+        group = typer.Typer(help=purpose, no_args_is_help=True)
+        group.callback()(_nothing)  # without it a single command would swallow its own name
+        for function in functions:
+            group.command()(function)
+        app.add_typer(group, name=name)
     return app
+
+
+def _nothing() -> None:
+    """Do nothing: what is asked is the second word's."""
 
 
 class Command(Protocol):

@@ -70,7 +70,7 @@ def evidence_of(reader: HomeReader, name: str) -> Evidence:
 
 def _of_item(item: InboxItem) -> Input:
     """Judge an item by what it holds, not by the digest that it carries."""
-    content = [part.model_dump() for part in item.content]
+    content = [part.model_dump(exclude_none=True) for part in item.content]
     return Input(item.message_id, item_digest(content, item.metadata))
 
 
@@ -81,6 +81,13 @@ class _Applied:
     inbox_message_id: str
     metadata: dict[str, object]
     texts: list[str] = field(default_factory=list[str])
+    artifact: object = None
+    """Its reference to its full text, if it was too long for a record (ART-1)."""
+
+    def content(self) -> list[dict[str, object]]:
+        """Give what it says, as digests see it."""
+        part: dict[str, object] = {"type": "text", "text": "".join(self.texts)}
+        return [part if self.artifact is None else part | {"prompt_artifact": self.artifact}]
 
 
 @dataclass(slots=True)
@@ -115,7 +122,9 @@ class _Reading:
             and data.part_type == "text"
             and data.message_id in self.applied
         ):
-            self.applied[data.message_id].texts.append(str(data.payload["text"]))
+            applied = self.applied[data.message_id]
+            applied.texts.append(str(data.payload["text"]))
+            applied.artifact = data.payload.get("prompt_artifact")
 
     def gap(self) -> None:
         self.claimed = None
@@ -125,7 +134,7 @@ class _Reading:
         return [
             Input(
                 one.inbox_message_id,
-                item_digest([{"type": "text", "text": "".join(one.texts)}], one.metadata),
+                item_digest(one.content(), one.metadata),
             )
             for one in self.applied.values()
         ]

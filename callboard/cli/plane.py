@@ -129,6 +129,9 @@ def _show(found: PlaneStatus) -> None:
     say(f"epochs   plane {found.plane_epoch}, gateway {found.gateway_epoch}")
     say(f"sessions {_counts(found.sessions) or 'none has a process'}")
     say(f"counted  {_counts(found.counters) or 'nothing yet'}")
+    for one in found.levels:
+        if one.alarm:
+            say(f"alarm    {one.name} is {one.value}, the limit is {one.limit}")
     if found.detail:
         say(f"detail   {found.detail}")
     print()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, Literal
 
 import typer
 
@@ -28,7 +28,7 @@ from callboard.cli.output import (
 )
 from callboard.cli.text import block, instant, shorten
 from callboard.errors import InvalidRequest, PayloadTooLarge
-from callboard.limits import CATALOG_PAGE_ROWS_DEFAULT, CLIENT_MESSAGE_BYTES_MAX
+from callboard.limits import ARTIFACT_BYTES_MAX, CATALOG_PAGE_ROWS_DEFAULT
 
 if TYPE_CHECKING:
     from callboard.client import Outcome, Receipt
@@ -58,15 +58,25 @@ def new(
     session_id: Annotated[
         str | None, typer.Option("--id", help="Its id in the workspace. Default: a new one.")
     ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Its first input; - reads the standard input.")
+    ] = None,
     home: HomeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Make a session and print its id."""
     invocation = begin(ctx, home, json)
     settings = dict(_setting(text) for text in setting or ())
+    first = None if prompt is None else _typed(prompt)
     with connected(invocation) as client:
         made = client.create_session(
-            agent, workspace, title=title, model=model, settings=settings, session_id=session_id
+            agent,
+            workspace,
+            title=title,
+            model=model,
+            settings=settings,
+            session_id=session_id,
+            prompt=first,
         )
     if invocation.json:
         ref = made.ref
@@ -90,8 +100,11 @@ def send(
     ctx: typer.Context,
     session: SessionArgument,
     text: Annotated[
-        str, typer.Argument(metavar="TEXT", help="The input; - reads the standard input.")
-    ],
+        str | None, typer.Argument(metavar="TEXT", help="The input; - reads the standard input.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Read the input from this file instead.")
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the end of its turn, and print the answer.")
     ] = False,
@@ -114,7 +127,7 @@ def send(
 ) -> None:
     """Put an input into a session; it is durable when this returns."""
     invocation = begin(ctx, home, json)
-    content = _typed(text)
+    content = _given(text, file)
     with connected(invocation) as client:
         place = client.session(session)
         receipt = place.send(
@@ -129,15 +142,38 @@ def send(
         _say_outcome(invocation, place.wait(receipt, timeout or _TURN_SECONDS))
 
 
+def _given(text: str | None, file: str | None) -> str:
+    """Give the input: what was typed, or what a file holds."""
+    if (text is None) == (file is None):
+        raise UsageProblem(
+            InvalidRequest("Give either TEXT or --file FILE.", field="text", reason="missing")
+        )
+    if text is not None:
+        return _typed(text)
+    assert file is not None
+    try:
+        with open(file, "rb") as source:
+            return _read(source)
+    except OSError as error:
+        raise InvalidRequest(
+            f"The file cannot be read ({error.strerror}).", field="file", reason="missing"
+        ) from None
+
+
 def _typed(text: str) -> str:
     """Give the input; bytes that are no UTF-8 become U+FFFD, as everywhere (REC-9)."""
-    if text == "-":
-        data = sys.stdin.buffer.read(CLIENT_MESSAGE_BYTES_MAX + 1)
-        if len(data) > CLIENT_MESSAGE_BYTES_MAX:
-            raise PayloadTooLarge(
-                limit="CLIENT_MESSAGE_BYTES_MAX", maximum=CLIENT_MESSAGE_BYTES_MAX
-            )
-        text = data.decode("utf-8", "replace")
+    return _read(sys.stdin.buffer) if text == "-" else _some(text)
+
+
+def _read(source: BinaryIO) -> str:
+    """Read an input that no message may be longer than (ART-4)."""
+    data = source.read(ARTIFACT_BYTES_MAX + 1)
+    if len(data) > ARTIFACT_BYTES_MAX:
+        raise PayloadTooLarge(limit="ARTIFACT_BYTES_MAX", maximum=ARTIFACT_BYTES_MAX)
+    return _some(data.decode("utf-8", "replace"))
+
+
+def _some(text: str) -> str:
     if not text:
         raise InvalidRequest("There is nothing to send.", field="text", reason="empty")
     return text
@@ -320,6 +356,9 @@ def _row(row: SessionMetadata) -> list[str]:
 def show(
     ctx: typer.Context,
     session: SessionArgument,
+    full: Annotated[
+        bool, typer.Option("--full", help="Long messages in full, in place of their excerpts.")
+    ] = False,
     home: HomeOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -327,4 +366,4 @@ def show(
     invocation = begin(ctx, home, json)
     from callboard.cli.show import show_session
 
-    show_session(configured(invocation).home, session, json_too=invocation.json)
+    show_session(configured(invocation).home, session, json_too=invocation.json, full=full)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -40,18 +41,21 @@ _FIELDS: Final = (
 )
 
 
-def show_session(home: Path, name: str, *, json_too: bool) -> None:
+def show_session(home: Path, name: str, *, json_too: bool, full: bool = False) -> None:
     """Print a session's metadata and its whole history, gaps in their places.
 
     Args:
         home: the home.
         name: its reference or id.
         json_too: one JSON object: `session` and `history`.
+        full: show the full text of long messages in place of their excerpts.
 
     Raises:
+        ArtifactInvalid, ArtifactStoreUnsafe: the full text of a message cannot be read.
         NotFound, SessionAmbiguous, InvalidRequest: see `callboard.reads.resolve`.
 
     """
+    from callboard.reads import read_artifact
     from callboard.storage.catalog import find_session
     from callboard.storage.gather import Message
     from callboard.storage.readers import open_home
@@ -67,7 +71,10 @@ def show_session(home: Path, name: str, *, json_too: bool) -> None:
     from_seq: int | None = 1
     while from_seq is not None:
         page = history(reader.transcript(ref), from_seq=from_seq)
-        for item in page.items:
+        for found_item in page.items:
+            item = found_item
+            if full and isinstance(item, Message) and item.artifact_id is not None:
+                item = replace(item, content=read_artifact(home, ref, item.artifact_id))
             if json_too:
                 items.append(
                     item.to_json() if isinstance(item, Message) else {"gap": item._asdict()}

@@ -73,6 +73,14 @@ def cli() -> Iterator[str]:
         yield ""
         yield from _command(f"callboard {function.__name__}", function)
 
+    for name, (purpose, functions) in app.GROUPS.items():
+        for function in functions:
+            yield f"## callboard {name} {function.__name__}"
+            yield ""
+            yield f"{purpose} {_text(function)}"
+            yield ""
+            yield from _command(f"callboard {name} {function.__name__}", function)
+
 
 def _text(function: Callable[..., object]) -> str:
     return inspect.cleandoc(function.__doc__ or "")

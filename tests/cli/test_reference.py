@@ -18,6 +18,9 @@ def test_nothing_is_left_out() -> None:
     told = pages()
     for command in app.COMMANDS:
         assert f"## callboard {command.__name__}\n" in told["cli.md"]
+    for name, (_, functions) in app.GROUPS.items():
+        for function in functions:
+            assert f"## callboard {name} {function.__name__}\n" in told["cli.md"]
     for error in CallboardError.__subclasses__():
         assert f"| `{error.code}` |" in told["errors.md"]
     for name in Settings.model_fields:

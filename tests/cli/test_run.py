@@ -81,9 +81,9 @@ def test_wrong_usage_is_2(words: list[str], tmp_path: Path) -> None:
 
 
 def test_wrong_usage_says_where_help_is() -> None:
-    ran = Ran("send", "s")
+    ran = Ran("show")
     assert ran.one_line().startswith("usage: Missing argument")
-    assert ran.one_line().endswith("see: callboard send --help")
+    assert ran.one_line().endswith("see: callboard show --help")
 
 
 @pytest.mark.rule("FLT-47")

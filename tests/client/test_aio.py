@@ -23,6 +23,9 @@ from callboard.wire import Header
 from tests.client.fake_gateway import REF, FakeGateway
 from tests.client.test_client import Watched, fill
 
+TEXT: dict[str, object] = {"type": "text", "prompt_artifact": None}
+"""A text part as it goes over the door, but for its text."""
+
 
 def in_loop(test: Callable[..., Coroutine[object, object, None]]) -> Callable[..., None]:
     @wraps(test)
@@ -55,7 +58,7 @@ async def test_a_receipt(gateway: FakeGateway) -> None:
     async with await aio.connect(gateway.home) as plane:
         session = await plane.session(REF)
         receipt = await session.send("a\ud800b")
-    assert gateway.accepted[receipt.message_id] == [{"type": "text", "text": "a�b"}]
+    assert gateway.accepted[receipt.message_id] == [TEXT | {"text": "a�b"}]
 
 
 @pytest.mark.rule("FLT-47")

@@ -34,6 +34,9 @@ from callboard.records import SessionCreated, compact, first_chain, stamp_record
 from callboard.wire import Header
 from tests.client.fake_gateway import REF, FakeGateway
 
+TEXT: dict[str, object] = {"type": "text", "prompt_artifact": None}
+"""A text part as it goes over the door, but for its text."""
+
 
 def later(seconds: float, function: object) -> threading.Timer:
     assert callable(function)
@@ -162,7 +165,7 @@ def test_a_receipt(gateway: FakeGateway) -> None:
     assert body == {
         "session": REF,
         "message_id": receipt.message_id,
-        "content": [{"type": "text", "text": "hello"}],
+        "content": [TEXT | {"text": "hello"}],
         "busy_mode": "steer",
         "metadata": {"a": 1},
     }
@@ -172,7 +175,7 @@ def test_a_receipt(gateway: FakeGateway) -> None:
 def test_a_lone_surrogate_is_replaced(gateway: FakeGateway) -> None:
     with connect(gateway.home) as client:
         receipt = client.session(REF).send("a\ud800b")
-    assert gateway.accepted[receipt.message_id] == [{"type": "text", "text": "a�b"}]
+    assert gateway.accepted[receipt.message_id] == [TEXT | {"text": "a�b"}]
 
 
 def test_a_refusal_is_raised_as_what_it_is(gateway: FakeGateway) -> None:

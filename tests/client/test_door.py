@@ -40,6 +40,7 @@ from callboard.errors import (
     ProtocolUnsupported,
 )
 from callboard.limits import (
+    ARTIFACT_CHARS_MAX,
     CLIENT_MESSAGE_BYTES_MAX,
     CLIENT_REQUESTS_PENDING_MAX,
     PROTOCOL,
@@ -193,7 +194,7 @@ def test_a_client_does_not_owe_itself_without_end() -> None:
 
 def test_bytes_that_wait_are_bounded_too() -> None:
     door = Door()
-    large = send_body(REF, "x" * (CLIENT_MESSAGE_BYTES_MAX - 1_000), "m", "steer", None)
+    large = send_body(REF, "\N{GRINNING FACE}" * ARTIFACT_CHARS_MAX, "m", "steer", None)
 
     def ask_until_refused() -> None:
         for number in range(QUEUE_REQUESTS_MAX):

@@ -27,6 +27,7 @@ from callboard.errors import (
     SessionAmbiguous,
     SessionExists,
 )
+from callboard.limits import RESERVE_BYTES
 from callboard.records import TurnCompleted
 from callboard.storage.gather import Message
 from callboard.storage.readers import open_home
@@ -377,3 +378,23 @@ def test_the_same_with_asyncio(folder: Path, tmp_path: Path) -> None:
             await aio.connect(folder / "aio")
 
     asyncio.run(run())
+
+
+@pytest.mark.rule("FLT-22")
+def test_status_shows_how_full_the_plane_is(plane: callboard.Plane) -> None:
+    names = {
+        "disk_free_bytes",
+        "files_waiting_bytes",
+        "reserve_given_up_bytes",
+        "storage_descriptors",
+        "gateway_descriptors",
+        "activation_queue",
+        "turn_queue",
+    }
+    until = time.monotonic() + 20
+    while not names <= set(found := {one.name: one for one in plane.status().levels}):
+        assert time.monotonic() < until, found
+        time.sleep(0.05)
+    assert found["disk_free_bytes"].value > 0
+    assert 0 < found["storage_descriptors"].value < found["storage_descriptors"].limit
+    assert (plane.home / "journal" / "reserve").stat().st_size == RESERVE_BYTES

@@ -17,6 +17,7 @@ from callboard.actors.session.agent_calls import AgentCall
 from callboard.actors.session.core import Context, Session
 from callboard.actors.session.runner import AgentHost
 from callboard.agents import AgentFunction, agent
+from callboard.artifact_files import ArtifactReader
 from callboard.errors import (
     CallboardError,
     IdempotencyConflict,
@@ -85,7 +86,7 @@ def item(
         origin=origin,
         content=content,
         queued_at=1,
-        digest=item_digest([one.model_dump() for one in content], {}),
+        digest=item_digest([one.model_dump(exclude_none=True) for one in content], {}),
         busy_mode=busy_mode,
         principal=principal,
         sender=sender,
@@ -366,6 +367,7 @@ class Stage:
         self._timers: dict[str, int] = {}
         self.to_storage: deque[tuple[Body, Context]] = deque()
         self._permit_asked = False
+        self.artifacts: ArtifactReader | None = None
         self.activate()
 
     # A life.
@@ -378,7 +380,7 @@ class Stage:
         self._timers.clear()
         self._permit_asked = False
         self.permit = "none"
-        self.host = AgentHost(self._calls.append, self.log, self.loop)
+        self.host = AgentHost(self._calls.append, self.log, self.loop, self.artifacts)
         owner = ProcessIdentity(
             pid=2, start_time=1, boot_id="b", pid_ns=1, nonce=fresh_id(), plane_id="p"
         )

@@ -157,6 +157,15 @@ class MemoryDisk:
             raise HomeUnsafe(what=what, reason="not_regular")
         return self._fd(path, inode)
 
+    def open_shared(self, path: str) -> int:
+        return self.open(path)
+
+    def check_folder(self, path: str) -> None:
+        if path not in self.names:
+            raise FileNotFoundError(errno.ENOENT, path)
+        if self.names[path] is not DIRECTORY:
+            raise HomeUnsafe(what="home", reason="not_directory")
+
     def create(self, path: str) -> int:
         self._call("create", path)
         if path in self.names:
@@ -204,6 +213,16 @@ class MemoryDisk:
         apply(inode.seen, op)
         inode.pending.append(op)
 
+    def allocate(self, fd: int, size: int) -> None:
+        path, inode = self.fds[fd]
+        self._call("allocate", path)
+        if size - len(inode.seen) > self.free(path):
+            raise OSError(errno.ENOSPC, path)
+        self.truncate(fd, max(size, len(inode.seen)))
+
+    def free(self, path: str) -> int:
+        return 1 << 40 if self.capacity is None else max(0, self.capacity - self.used())
+
     def _sync(self, name: str, fd: int) -> None:
         path, inode = self.fds[fd]
         self._call(name, path)
@@ -240,6 +259,14 @@ class MemoryDisk:
         inode = self.names.pop(old)
         self.names[new] = inode
         self._pend(os.path.dirname(new), (f"rename {old}", new, inode))
+
+    def link(self, old: str, new: str) -> None:
+        self._call("link", new)
+        if new in self.names:
+            raise FileExistsError(errno.EEXIST, new)
+        inode = self.names[old]
+        self.names[new] = inode
+        self._pend(os.path.dirname(new), ("link", new, inode))
 
     def unlink(self, path: str) -> None:
         self._call("unlink", path)

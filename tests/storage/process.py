@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -122,6 +123,7 @@ class Client:
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.connect(f"ipc://{runtime.storage}")
         self._count = 0
+        self._came: deque[tuple[str, m.Body]] = deque()
 
     def send(self, body: m.Body, request: str = "") -> str:
         self._count += 1
@@ -131,11 +133,15 @@ class Client:
         return name
 
     def receive(self, timeout_ms: int = 20_000) -> tuple[str, m.Body]:
-        if not self.socket.poll(timeout_ms):
-            raise TimeoutError
-        header, body = self.socket.recv_multipart()
-        head = decode_header(header)
-        return head.cid, decode_body(head.kind, body)
+        while not self._came:
+            if not self.socket.poll(timeout_ms):
+                raise TimeoutError
+            frames = self.socket.recv_multipart()  # a group: heads and bodies in turn (ADR 0090)
+            for header, body in zip(frames[::2], frames[1::2], strict=True):
+                head = decode_header(header)
+                if head.cid:  # what is told unasked is for a gateway that lives
+                    self._came.append((head.cid, decode_body(head.kind, body)))
+        return self._came.popleft()
 
     def call(self, body: m.Body, timeout_ms: int = 20_000, again_ms: int = 0) -> m.Body:
         """Ask, and ask again with the same id if no answer comes in time."""

@@ -352,3 +352,37 @@ def test_states_that_nobody_uses_are_let_go(monkeypatch: pytest.MonkeyPatch) -> 
         assert answer.duplicate
     assert item("m1").message_id == "m1"
     assert ref("s0") == texts[0]
+
+
+@pytest.mark.rule("FLT-2")
+def test_a_flood_is_shared_out_over_batches_and_nothing_is_left() -> None:
+    """One session has sent 1,500 requests, another one: the other is in the first batch."""
+    stage = Stage()
+    flooded = stage.prepare()
+    other = stage.ask(stage.world.creation("s2"))
+    assert isinstance(other, m.Created)
+    events: list[Event] = [
+        stage.event(m.Lookup(session=flooded, message_id=f"m{n}", digest="0" * 64), role="session")
+        for n in range(1_500)
+    ]
+    last = stage.event(stage.world.acceptance(other.session, "m1"))
+    answers = stage.handle(*events, last)
+    assert last.header.id in {cid for cid, _ in answers}
+    assert len(answers) < 1_501
+    assert len(stage.io.posted) == 1
+    while stage.io.posted:
+        answers += stage.handle(Posted(stage.io.posted.pop()))
+    assert len({cid for cid, _ in answers}) == len(answers) == 1_501
+    assert all(not isinstance(body, m.Refusal) for _, body in answers)
+
+
+def test_a_stop_answers_everything_that_was_received() -> None:
+    stage = Stage()
+    text = stage.prepare()
+    events: list[Event] = [
+        stage.event(m.Lookup(session=text, message_id=f"m{n}", digest="0" * 64), role="session")
+        for n in range(3_000)
+    ]
+    answers = stage.handle(*events, Posted(STOP))
+    assert len(answers) == 3_000
+    assert stage.io.status == 0

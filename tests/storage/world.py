@@ -75,10 +75,11 @@ class World:
         checkpoint_bytes: int = 1 << 30,
         runner: Callable[[], Runner] = InlineRunner,
         seed: int = 0,
+        reserve_bytes: int = 0,
     ) -> None:
         self.disk = disk or MemoryDisk()
         self.clock, self.owners = FakeClock(), FakeOwners()
-        self.options = Options(plane, segment_bytes, checkpoint_bytes, 30_000)
+        self.options = Options(plane, segment_bytes, checkpoint_bytes, 30_000, reserve_bytes)
         self.runner = runner
         self.rng = random.Random(seed)
         self.replies: list[Reply] = []

@@ -6,10 +6,12 @@ import pytest
 
 from callboard import messages as m
 from callboard.actors.gateway.ledger import REQUEST_MS
+from callboard.actors.gateway.requests import Client, LongText
 from callboard.actors.gateway.sessions import IN_FLIGHT_MAX, THAW_MS
+from callboard.errors import ArtifactQuota
 from callboard.limits import CLIENT_OUTPUT_BYTES_MAX
-from callboard.wire import Header
-from tests.actors.gateway.world import SUPERVISOR, Fixture, ref, send
+from callboard.wire import Header, error_body
+from tests.actors.gateway.world import SUPERVISOR, Fixture, item, ref, send
 
 
 def receipt(message_id: str, *, duplicate: bool = False) -> m.Receipt:
@@ -842,3 +844,93 @@ def test_unknown_kinds_of_peers_are_refused_or_ignored() -> None:
     world.from_supervisor(m.Ok(), "y")
     world.desk.from_storage(Header("ok", cid="nobody asked"), b"\x80")
     world.check()
+
+
+# ---- Long texts ----
+
+
+def long_send(world: Fixture, client: Client, message_id: str = "m1") -> tuple[str, m.InboxItem]:
+    """Ask as the border does for a send whose text it has cut."""
+    body = send("a", message_id)
+    made = item(message_id)
+    text = LongText({"artifact_id": "0" * 64}, b"the long text")
+    name = f"long-{message_id}"
+    world.asked.append((client.conn, name))
+    world.desk.take(client, Header("send", name), body, 10, made, text)
+    return name, made
+
+
+@pytest.mark.rule("ART-2")
+@pytest.mark.parametrize("live", [True, False])
+def test_a_long_text_is_durable_before_its_send_is_admitted(live: bool) -> None:
+    world = Fixture().ready()
+    client = world.connect()
+    if live:
+        world.live("a")
+    name, made = long_send(world, client)
+    header, body = world.storage_asked()
+    assert isinstance(body, m.StoreArtifact)
+    assert (body.data, body.message_id, body.digest) == (b"the long text", "m1", made.digest)
+    assert not world.ports.to_peers or all(one[1].kind != "deliver" for one in world.ports.to_peers)
+    assert not world.ports.to_storage
+    world.from_storage(header, m.Ok())
+    if live:
+        _, told, _ = world.peer_told("deliver")
+        world.from_session("a", receipt("m1"), cid=told.id)
+    else:
+        asked, accept = world.storage_asked()
+        assert isinstance(accept, m.Accept)
+        world.from_storage(asked, accepted())
+    answer = world.answer(client, name)
+    assert isinstance(answer, m.Receipt)
+    world.check()
+
+
+@pytest.mark.rule("ART-2", "ART-6")
+def test_a_text_that_was_refused_is_not_admitted() -> None:
+    world = Fixture().ready()
+    client = world.connect()
+    world.live("a")
+    name, _ = long_send(world, client)
+    header, _ = world.storage_asked()
+    quota = ArtifactQuota(limit="ARTIFACTS_PER_SESSION_MAX", current=128, maximum=128)
+    world.desk.from_storage(Header("error", cid=header.id), error_body(quota))
+    assert world.error(client, name)["code"] == "artifact_quota"
+    assert not any(one[1].kind == "deliver" for one in world.ports.to_peers)
+    world.check()
+
+
+@pytest.mark.rule("ART-2")
+def test_a_text_is_said_again_to_a_storage_that_was_restarted() -> None:
+    world = Fixture().ready()
+    client = world.connect()
+    name, _ = long_send(world, client)
+    world.storage_asked()
+    world.desk.storage_lost()
+    world.desk.storage_up()
+    header, again = world.storage_asked()
+    assert isinstance(again, m.StoreArtifact)
+    assert again.data == b"the long text"
+    world.from_storage(header, m.Ok())
+    asked, _ = world.storage_asked()
+    world.from_storage(asked, accepted())
+    assert isinstance(world.answer(client, name), m.Receipt)
+
+
+@pytest.mark.rule("FLT-22")
+def test_status_shows_how_full_things_are_and_waits_for_nobody() -> None:
+    world = Fixture(activation_queue=1).ready()
+    client = world.connect()
+    full = m.Level(name="disk_free_bytes", value=5, limit=10, alarm=True)
+    world.from_storage(Header("", ""), m.StorageLevels(levels=[full]))
+    world.desk.storage_lost()
+    world.ask(client, send("a", "m1"))
+    name = world.ask(client, m.Status())
+    _, header, _ = world.peer_told("supervisor_status")
+    world.from_supervisor(tree("fine"), cid=header.id)
+    body = world.answer(client, name)
+    assert isinstance(body, m.PlaneStatus)
+    by_name = {one.name: one for one in body.levels}
+    assert by_name["disk_free_bytes"] == full
+    assert by_name["activation_queue"].alarm
+    assert not by_name["turn_queue"].alarm
