@@ -1,0 +1,2 @@
+from types import SimpleNamespace
+MUTANTS: dict = {}

@@ -1,0 +1,207 @@
+"""A session as a simulated process: the real core, mailbox, turn and recovery over a port.
+
+What stands here is what `actors/session/actor.py` does around them: what has no answer is said
+again when a connection comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from callboard.actors.session.agent_calls import AgentCall
+from callboard.actors.session.core import Context, Session, SessionBroken
+from callboard.errors import CallboardError
+from callboard.ids import parse_ref
+from callboard.messages import (
+    Body,
+    CancelTurn,
+    Deliver,
+    LeaseGranted,
+    Permit,
+    PermitAsk,
+    PermitReturn,
+    ProcessIdentity,
+    Refusal,
+    Registered,
+)
+from callboard.peer import Credentials
+from callboard.wire import Header, decode_body, encode_body, error_body
+from tests.sim.agent import Agents
+from tests.sim.bus import Arrived, Connected, Disconnected, Link
+from tests.sim.kernel import MS, Process
+from tests.sim.storage import Boot, Term
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+class Timer(NamedTuple):
+    """A time has come, unless the timer was set again."""
+
+    name: str
+    setting: int
+
+
+class SessionProcess(Process):
+    """One owner of one session."""
+
+    role = "session"
+
+    def __init__(self, world: World, name: str, run: int, text: str, owner: ProcessIdentity) -> None:
+        super().__init__(world.kernel, name, world.ended)
+        self.world, self.run, self.text, self.owner = world, run, text, owner
+        self.agents = Agents(world.kernel, name, world.tools, self._agent_called)
+        self.agents.alive = lambda: self.alive
+        self.agents.hold = self._hold
+        self.session = Session(self, self.agents, parse_ref(text), owner, world.options.idle_ms)
+        peer = Credentials("session", text, owner.nonce)
+        self._storage: Link = world.bus.dealer(self, "storage", peer)
+        self._gateway: Link = world.bus.dealer(self, "gateway", peer)
+        self._asked: dict[str, tuple[Header, Body, Context]] = {}
+        self._permit: Header | None = None
+        self._count = 0
+        self._timers: dict[str, int] = {}
+        self._held: list[Callable[[], None]] = []
+        self.owns = False
+        """It was granted the lease and has not given it back."""
+        self.post(Boot())
+
+    # --- what comes in ---
+
+    def handle(self, events: Sequence[object]) -> None:
+        try:
+            if any(isinstance(event, Term) for event in events):
+                self.session.stop()
+            for event in events:
+                self._take(event)
+                if not self.alive:
+                    return
+            self.session.batch_done()
+        except SessionBroken as error:
+            self._break(error)
+
+    def _take(self, event: object) -> None:
+        if isinstance(event, Arrived):
+            self._arrived(event)
+        elif isinstance(event, Timer):
+            if self._timers.get(event.name) == event.setting:
+                self.session.timer(event.name)
+        elif isinstance(event, Connected):
+            self._connected(event.link)
+        elif isinstance(event, Disconnected) and event.link == "gateway":
+            self.session.gateway_lost()
+
+    def _connected(self, link: str) -> None:
+        if link == "storage":
+            self.session.storage_up()
+            for header, body, _ in list(self._asked.values()):
+                self._storage.send(header, body)
+        else:
+            self.session.gateway_up()
+            if self._permit is not None:
+                self._gateway.send(self._permit, encode_body(PermitAsk()))
+
+    def _arrived(self, event: Arrived) -> None:
+        header, body = event.header, event.body
+        if event.link == "storage":
+            found = self._asked.pop(header.cid, None)
+            if found is not None:
+                assert isinstance(body, Body | CallboardError)
+                if isinstance(body, LeaseGranted):
+                    self.owns = True
+                    self.world.granted(self, body.epoch)
+                self.session.answered(found[2], body)
+            return
+        assert isinstance(body, bytes)
+        decoded = decode_body(header.kind, body)
+        if isinstance(decoded, Deliver):
+            self.session.delivered(header.id, decoded)
+        elif isinstance(decoded, CancelTurn):
+            self.session.cancelled(header.id, decoded)
+        elif isinstance(decoded, Registered):
+            self.session.registered()
+        elif self._permit is not None and header.cid == self._permit.id:
+            self._permit_answered(decoded)
+
+    def _permit_answered(self, answer: Body) -> None:
+        if isinstance(answer, Permit) and answer.state == "queued":
+            self.session.permit_queued()
+            return
+        self._permit = None
+        if isinstance(answer, Refusal):
+            self.session.permit_refused(CallboardError.from_wire(answer.model_dump()))
+        else:
+            self.session.permit_granted()
+
+    def _agent_called(self, call: AgentCall) -> None:
+        """Take a word of the agent's thread, as an event of its own."""
+        try:
+            self.session.agent_called(call)
+            if self.alive:
+                self.session.batch_done()
+        except SessionBroken as error:
+            self._break(error)
+
+    def _break(self, error: SessionBroken) -> None:
+        """End: what storage says contradicts what this process knows."""
+        self.kernel.log(self.name, "broken", error)
+        self.world.count("sessions_broken")
+        self.main_loop_ended()
+
+    def _hold(self, act: Callable[[], None]) -> bool:
+        if self.paused:
+            self._held.append(act)
+        return self.paused
+
+    def resume(self) -> None:
+        super().resume()
+        held, self._held = self._held, []
+        for act in held:
+            act()
+
+    # --- what goes out (`core.Port`) ---
+
+    def _name(self) -> str:
+        self._count += 1
+        return f"{self.owner.nonce[:12]}-{self._count:x}"
+
+    def ask(self, body: Body, context: Context) -> None:
+        header = Header(body.kind, self._name())
+        self._asked[header.id] = header, body, context
+        self._storage.send(header, body)
+
+    def tell(self, body: Body) -> None:
+        self._gateway.send(Header(body.kind), encode_body(body))
+
+    def reply(self, request: str, answer: Body | CallboardError) -> None:
+        if isinstance(answer, CallboardError):
+            self._gateway.send(Header("error", cid=request), error_body(answer))
+        else:
+            self._gateway.send(Header(answer.kind, cid=request), encode_body(answer))
+
+    def ask_permit(self) -> None:
+        body = PermitAsk()
+        self._permit = Header(body.kind, self._name())
+        self._gateway.send(self._permit, encode_body(body))
+
+    def drop_permit(self) -> None:
+        self._permit = None
+        self.tell(PermitReturn())
+
+    def after(self, ms: int, name: str) -> None:
+        self._count += 1
+        self._timers[name] = self._count
+        self.kernel.at(ms * MS, self.post, Timer(name, self._count))
+
+    def now(self) -> int:
+        return self.kernel.wall()
+
+    def ticks(self) -> int:
+        return self.kernel.now // MS
+
+    def stop_process(self, status: int) -> None:
+        self.end(status)
+
+    def log(self, action: str, facts: Mapping[str, object]) -> None:
+        self.kernel.log(self.name, action, sorted((k, str(v)) for k, v in facts.items()))
