@@ -36,6 +36,8 @@ class Session:
     retiring: bool = False
     """It was named to make room; nothing new is handed to it until that is settled."""
     evictable: bool = False
+    said_evictable: bool = False
+    """What it said last; `evictable` is less while something is under way to it."""
     phase: Literal["idle", "open", "sealed", "draining"] = "idle"
     used: int = 0
     """When it was last used: a count that rises."""

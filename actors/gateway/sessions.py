@@ -198,7 +198,7 @@ class Sessions:
             self.gone(session)
         session.state = "live"
         session.routing_id = peer.routing_id
-        session.evictable = body.evictable
+        session.evictable = session.said_evictable = body.evictable
         session.retiring = False
         self._routes.used(session)
         self._waking.unwant(session)
@@ -212,6 +212,7 @@ class Sessions:
         session = self._incarnation(peer)
         if session is not None:
             session.phase = body.phase
+            session.said_evictable = body.evictable
             session.evictable = body.evictable and not session.in_flight
             if session.evictable and not session.retiring:
                 self._waking.use_room()
@@ -252,8 +253,8 @@ class Sessions:
         if session is None:
             return
         self._granted(self._permits.give_back(session.ref))
-        if not session.in_flight:
-            session.evictable = True
+        if not session.in_flight and session.said_evictable:
+            session.evictable = True  # a failed turn may have left input for another one
             self._waking.use_room()
 
     def _granted(self, grants: list[Grant]) -> None:
@@ -318,7 +319,7 @@ class Sessions:
         if session.routing_id:
             self._routes.bury(session.routing_id)
         session.state, session.routing_id, session.phase = "passive", "", "idle"
-        session.retiring = session.evictable = False
+        session.retiring = session.evictable = session.said_evictable = False
         session.owed.clear()
         self._silent.discard(session.ref)
         self._routes.settle(session)

@@ -428,6 +428,22 @@ def test_more_sessions_with_work_than_slots_are_started_one_after_the_other() ->
     assert world.peer_told("activate")[2] == m.Activate(session=ref("b"), evict=[ref("a")])
 
 
+@pytest.mark.rule("RES-2")
+def test_a_session_that_gives_its_permit_back_is_evictable_only_if_it_says_so() -> None:
+    """Its turn may have failed and left an input that is tried again. Found by the simulator."""
+    world = Fixture(resident_sessions=1).ready(waiting=["a", "b"])
+    _, activate, _ = world.peer_told("activate")
+    up = m.Activating(session=ref("a"), routing_id="a" * 32, pid=3)
+    world.from_supervisor(up, cid=activate.id)
+    world.live("a", rid="a" * 32)
+    world.from_session("a", m.PermitAsk(), "p")
+    world.from_session("a", m.Beat(phase="open", evictable=False, pending=1))
+    world.ports.to_peers.clear()
+    world.from_session("a", m.PermitReturn())
+    world.from_session("a", m.Beat(phase="idle", evictable=False, pending=1))
+    assert not world.ports.to_peers
+
+
 @pytest.mark.rule("FLT-32")
 def test_a_refused_activation_lets_storage_say_why() -> None:
     world = Fixture().ready(waiting=["a"])
