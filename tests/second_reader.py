@@ -160,18 +160,21 @@ def replay(segments: Mapping[str, bytes], files: dict[str, bytes]) -> None:
     through = max(
         (f.payload["through"] for f in frames if f.payload["k"] == "checkpoint"), default=0
     )
-    cut: set[str] = set()
+    parts: dict[str, list[tuple[int, bytes]]] = {}
     for frame in frames:
         if frame.payload["k"] != "commit" or frame.commit <= through:
             continue
         for name, _, offset, data in frame.payload.get("p", ()):
-            before = files.get(name, b"")
-            if name not in cut or offset == 0:
-                before = before[:offset]
-                cut.add(name)
+            if offset == 0:
+                parts[name] = []  # a new file in the place of the one that earlier parts were for
+            parts.setdefault(name, []).append((offset, data))
+    for name, found in parts.items():
+        before = files.get(name, b"")[: found[0][0]]
+        for offset, data in found:
             if len(before) != offset:
                 raise Damage(f"{name} has {len(before)} bytes where {offset} should be")
-            files[name] = before + data
+            before += data
+        files[name] = before
 
 
 # --- streams --------------------------------------------------------------------------------------

@@ -114,6 +114,8 @@ class Link:
         server = self.bus.servers.get(self.role)
         if self.up or server is None or not server.alive or not self.dealer.alive:
             return
+        if server.plane_id != self.dealer.plane_id:
+            return  # its token is of another plane (FLT-44b)
         self.up, self.server = True, server
         self.bus.kernel.log(self.dealer.name, "connects to", server.name)
         self.dealer.post(Connected(self.role))

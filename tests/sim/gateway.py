@@ -63,7 +63,7 @@ class Connection:
     """A stream between a client and the gateway."""
 
     def __init__(
-        self, kernel: Kernel, rates: Rates, conn: int, client: Process, gateway: Process
+        self, kernel: Kernel, rates: Rates, conn: int, client: Process, gateway: Gateway
     ) -> None:
         self.conn, self.client, self.gateway = conn, client, gateway
         self.rates = rates
@@ -72,6 +72,7 @@ class Connection:
         self._there: Pipe[bytes] = Pipe(kernel, self._luck, rates, self._at_gateway)
         self._back: Pipe[bytes] = Pipe(kernel, self._luck, rates, self._at_client)
         self.up = True
+        gateway.backlog_of.append(self)
         gateway.post(Opened(self))
 
     def to_gateway(self, data: bytes) -> None:
@@ -115,12 +116,14 @@ class Gateway(Process):
 
     def __init__(self, world: World, name: str, run: int, nonce: str, plane_id: str) -> None:
         super().__init__(world.kernel, name, world.ended)
-        self.world, self.run, self.nonce = world, run, nonce
+        self.world, self.run, self.nonce, self.plane_id = world, run, nonce, plane_id
         self.desk = Desk(self, nonce, world.settings)
         self.desk.on_ready = self._ready
         self.border = Border(self.desk, self, world.token, plane_id)
         self._storage: Link = world.bus.dealer(self, "storage", Credentials("gateway", "", nonce))
         self._connections: dict[int, Connection] = {}
+        self.backlog_of: list[Connection] = []
+        """Every connection that was ever made, accepted or not: they end with the process."""
         self._due: int | None = None
         self.is_open = False
         self.post(Boot())
@@ -147,6 +150,10 @@ class Gateway(Process):
     def _take(self, event: object) -> None:
         match event:
             case Boot():
+                other = self.world.bus.servers.get("gateway")
+                if other is not None and other.alive:
+                    self.after(50, Boot())  # it holds bind.lock (FLT-43)
+                    return
                 self.desk.begin()
                 self.is_open = True
                 self.world.bus.bind("gateway", self)
@@ -182,7 +189,7 @@ class Gateway(Process):
 
     def end(self, status: int) -> None:
         super().end(status)
-        for connection in list(self._connections.values()):
+        for connection in self.backlog_of:
             connection.close()
 
     # --- ports ---

@@ -81,15 +81,13 @@ class Kernel:
         """Give the SHA-256 of the trace so far."""
         return self._hash.hexdigest()
 
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether nothing is runnable and nothing is due."""
+        return not self._heap
+
     def step(self) -> None:
-        """Let the next thing happen.
-
-        Raises:
-            Violation: nothing can ever happen again (DEADLOCK).
-
-        """
-        if not self._heap:
-            raise Violation("deadlock", "nothing is runnable and nothing is due")
+        """Let the next thing happen."""
         at, _, _, act, args = heappop(self._heap)
         self.now = max(self.now, at)
         self.events += 1
@@ -145,6 +143,8 @@ class Process:
     """
 
     role = ""
+    plane_id = ""
+    """Processes of different planes have different secrets: they do not hear each other."""
     deaf = False
     """Its main loop has ended and the process stays, which FLT-26 forbids; a mutant does this."""
 

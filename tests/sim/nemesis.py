@@ -139,8 +139,9 @@ def _fail(world: World, kinds: frozenset[str], error: int, after: int) -> None:
 
 
 def _clock(world: World, deed: Deed) -> None:
-    """Move the wall clock by up to fifty years, either way."""
-    world.kernel.wall_offset += (deed.amount - 50) * 365 * 86_400 * SECOND
+    """Move the wall clock by up to fifty years, either way; Linux has none before 1970."""
+    jump = (deed.amount - 50) * 365 * 86_400 * SECOND
+    world.kernel.wall_offset += max(jump, SECOND - world.kernel.wall())
 
 
 def _storm(world: World, deed: Deed) -> None:

@@ -51,6 +51,7 @@ class SessionProcess(Process):
     def __init__(self, world: World, name: str, run: int, text: str, owner: ProcessIdentity) -> None:
         super().__init__(world.kernel, name, world.ended)
         self.world, self.run, self.text, self.owner = world, run, text, owner
+        self.plane_id = owner.plane_id
         self.agents = Agents(world.kernel, name, world.tools, self._agent_called)
         self.agents.alive = lambda: self.alive
         self.agents.hold = self._hold

@@ -262,9 +262,19 @@ class World:
     # --- a run ---
 
     def run_until(self, us: int) -> None:
-        """Let time pass."""
+        """Let time pass.
+
+        Raises:
+            Violation: in the calm, nothing can ever happen again and not all is done (SIM-2).
+
+        """
         while self.kernel.now < us:
-            self.kernel.step()
+            if self.kernel.is_idle:
+                if self.is_calm and not self._is_at_rest():
+                    raise Violation("deadlock", self._what_is_left())
+                self.kernel.now = us
+            else:
+                self.kernel.step()
 
     def calm(self) -> None:
         """End all trouble and let everything come to rest.
@@ -361,7 +371,6 @@ def unreal(world: World) -> Iterator[None]:
         (border, "canonical_workspace", lambda path: path),
         (engine, "COMMIT_BATCH_FRAMES_MAX", options.batch_frames),
         (engine, "JOURNAL_SEGMENTS_MAX", options.segments_max),
-        (checkpoint, "JOURNAL_SEGMENTS_MAX", options.segments_max),
         (checkpoint, "INBOX_DEAD_BYTES_MAX", options.dead_bytes),
         (sessions, "WEIGHT_MAX", options.weight),
     ]
