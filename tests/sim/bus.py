@@ -81,7 +81,7 @@ class Link:
             self.break_()
             return
         pipe.send((header, body))
-        if luck > 1 - rates.double:
+        if header.id and luck > 1 - rates.double:  # a request, which may be said again
             self.bus.doubled += 1
             pipe.send((header, body))
 

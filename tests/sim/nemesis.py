@@ -159,7 +159,9 @@ def _main_loop(world: World, deed: Deed) -> None:
 
 
 def _stop(world: World, deed: Deed) -> None:
-    """Stop the plane in order; the operator starts it again."""
+    """Stop the plane in order, at times cut short; the operator starts it again."""
+    if deed.amount > 50:
+        world.cut_in_stop = deed.amount % 14 + 1
     if world.supervisor is not None:
         world.supervisor.post(Term())
 
@@ -187,4 +189,4 @@ _DEEDS: Final[Mapping[str, Callable[[World, Deed], None]]] = MappingProxyType(
         "break": _break,
     }
 )
-_WEIGHTS: Final = {"kill": 3, "kill_at_call": 4, "power_cut": 4, "full": 2}
+_WEIGHTS: Final = {"kill": 3, "kill_at_call": 4, "power_cut": 4, "full": 2, "stop": 2}

@@ -53,7 +53,7 @@ def run_seed(
     gc.disable()  # a collected generator would run its `finally` at any time (SIM-10)
     world = World(seed, keep=keep)
     story = draw_story(world)[:deeds]
-    broken: AbstractContextManager[None] = MUTANTS[mutant].patched() if mutant else nullcontext()
+    broken: AbstractContextManager[None] = MUTANTS[mutant].patched(world) if mutant else nullcontext()
     violation: Violation | None = None
     try:
         with unreal(world), broken:

@@ -7,7 +7,7 @@ again when a connection comes back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from callboard.actors.session.agent_calls import AgentCall
 from callboard.actors.session.core import Context, Session, SessionBroken
@@ -29,7 +29,7 @@ from callboard.peer import Credentials
 from callboard.wire import Header, decode_body, encode_body, error_body
 from tests.sim.agent import Agents
 from tests.sim.bus import Arrived, Connected, Disconnected, Link
-from tests.sim.kernel import MS, Process
+from tests.sim.kernel import MS, Process, Violation
 from tests.sim.storage import Boot, Term
 
 if TYPE_CHECKING:
@@ -64,9 +64,18 @@ class SessionProcess(Process):
         self._count = 0
         self._timers: dict[str, int] = {}
         self._held: list[Callable[[], None]] = []
+        self._is_registered = False
         self.owns = False
         """It was granted the lease and has not given it back."""
         self.post(Boot())
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether it runs a turn, and has heard from this gateway on this connection."""
+        session = self.session
+        if not (self._is_registered and self._gateway.up) or session.turn is None:
+            return False
+        return session.box.permit == "held"
 
     # --- what comes in ---
 
@@ -91,6 +100,7 @@ class SessionProcess(Process):
         elif isinstance(event, Connected):
             self._connected(event.link)
         elif isinstance(event, Disconnected) and event.link == "gateway":
+            self._is_registered = False
             self.session.gateway_lost()
 
     def _connected(self, link: str) -> None:
@@ -121,6 +131,7 @@ class SessionProcess(Process):
         elif isinstance(decoded, CancelTurn):
             self.session.cancelled(header.id, decoded)
         elif isinstance(decoded, Registered):
+            self._is_registered = True
             self.session.registered()
         elif self._permit is not None and header.cid == self._permit.id:
             self._permit_answered(decoded)
@@ -144,11 +155,9 @@ class SessionProcess(Process):
         except SessionBroken as error:
             self._break(error)
 
-    def _break(self, error: SessionBroken) -> None:
-        """End: what storage says contradicts what this process knows."""
-        self.kernel.log(self.name, "broken", error)
-        self.world.count("sessions_broken")
-        self.main_loop_ended()
+    def _break(self, error: SessionBroken) -> NoReturn:
+        """What storage says contradicts what this process knows: no legal run comes to that."""
+        raise Violation("contradiction", f"{self.name}: {error}")
 
     def _hold(self, act: Callable[[], None]) -> bool:
         if self.paused:

@@ -209,10 +209,22 @@ class Storage(Process):
         for address, body in others:
             self._other(address, body)
         if stop:
-            self.engine.stop()
-            self.end(0)
+            self._stop()
         else:
             self._arm()
+
+    def _stop(self) -> None:
+        calls, self.world.cut_in_stop = self.world.cut_in_stop, None
+        if calls is not None:
+            self.world.faults.kill_in = calls
+        try:
+            self.engine.stop()
+        except Killed:
+            if calls is not None:
+                self.kernel.at(0, self.world.cut_power, 100 * MS)
+            raise
+        self.world.faults.kill_in = None
+        self.end(0)
 
     def _arrived(
         self, event: Arrived, requests: list[Request], others: list[tuple[Address, m.Body]]
