@@ -95,6 +95,10 @@ class Link:
             self.bus.kernel.log(self.role, "->", self.dealer.name, *item[0])
             self.dealer.post(Arrived(self.role, self.peer, *item))
 
+    def stall(self, us: int) -> None:
+        """Let what the dealer sends from now on come late, whatever becomes of the dealer."""
+        self._there.stall(us)
+
     def break_(self) -> None:
         """Lose the connection and what is under way on it."""
         if self.up:

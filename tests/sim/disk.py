@@ -15,7 +15,7 @@ from typing import Final
 from callboard.home import What
 from callboard.storage.disk import Found
 from tests.sim.kernel import Killed
-from tests.storage.memory_disk import Crash, Draw, MemoryDisk
+from tests.storage.memory_disk import SECTOR, Crash, Draw, MemoryDisk
 
 WRITES: Final = frozenset({"write", "create", "mkdir", "rename", "unlink", "truncate"})
 SYNCS: Final = frozenset({"datasync", "sync", "sync_dir"})
@@ -41,8 +41,18 @@ class SimDisk(MemoryDisk):
         inode.settle()
 
     def cut_power(self, luck: random.Random, how: Crash | None = None) -> None:
-        """Lose what a power cut loses; every name and byte that is left is durable."""
+        """Lose what a power cut loses; every name and byte that is left is durable.
+
+        A file that was being appended to may come back longer than it ever was, with NULs up to the
+        end of its sector: its length and its bytes get to the disk by themselves.
+        """
+        written = [path for path, inode in self.names.items() if inode.pending]
         after = self.crash(how or Draw(luck))
+        for path in written:
+            inode = after.names.get(path)
+            if inode is not None and path.endswith(".jsonl") and luck.random() < 0.3:
+                inode.seen.extend(bytes(-len(inode.seen) % SECTOR))
+                inode.durable[:] = inode.seen
         self.names, self.durable_names = after.names, after.durable_names
         for path in [path for path in self.names if path.startswith("/run/")]:
             del self.names[path]  # the runtime directory does not outlive its boot

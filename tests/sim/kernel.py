@@ -114,6 +114,10 @@ class Pipe(Generic[T]):
         self._queue.append(item)
         self.kernel.at(self._last - self.kernel.now, self._pump, self._life)
 
+    def stall(self, us: int) -> None:
+        """Let what is sent from now on wait somewhere on its way."""
+        self._last = max(self._last, self.kernel.now + us)
+
     def cut(self) -> None:
         """Lose what is under way."""
         self._life += 1

@@ -108,6 +108,16 @@ def _takeover(world: World, deed: Deed) -> None:
     world.kernel.at(deed.amount * 40 * MS, rival.end, KILLED)
 
 
+def _late_words(world: World, deed: Deed) -> None:
+    """Let a session's last words come when its successor has the lease already (LSE-5)."""
+    owners = [one for one in _alive(world, "session") if isinstance(one, SessionProcess)]
+    busy = [one for one in owners if one.session.turn is not None] or owners
+    if busy:
+        owner = busy[deed.amount % len(busy)]
+        owner.stall(SECOND)
+        world.kernel.at(deed.amount * 2 * MS, owner.end, KILLED)
+
+
 def _full(world: World, deed: Deed) -> None:
     """Leave little room for a while."""
     world.disk.capacity = world.disk.used() + deed.amount * 37
@@ -177,6 +187,7 @@ _DEEDS: Final[Mapping[str, Callable[[World, Deed], None]]] = MappingProxyType(
         "power_cut": _power_cut,
         "pause": _pause,
         "takeover": _takeover,
+        "late_words": _late_words,
         "full": _full,
         "fail_sync": _fail_sync,
         "fail_write": _fail_write,

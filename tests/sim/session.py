@@ -159,6 +159,10 @@ class SessionProcess(Process):
         """What storage says contradicts what this process knows: no legal run comes to that."""
         raise Violation("contradiction", f"{self.name}: {error}")
 
+    def stall(self, us: int) -> None:
+        """Let what it says to storage come late."""
+        self._storage.stall(us)
+
     def _hold(self, act: Callable[[], None]) -> bool:
         if self.paused:
             self._held.append(act)
