@@ -14,10 +14,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from callboard import messages as m
+from callboard.actors.gateway import sessions as gateway_sessions
 from callboard.actors.session import core, mailbox, mailbox_types, open_turn
 from callboard.actors.session.agent_calls import Call
 from callboard.actors.session.mailbox_turns import finish
-from callboard.storage import admit, files, frames, recovery, requests, segments, state
+from callboard.storage import admit, checkpoint, files, frames, recovery, requests, segments, state
 from callboard.storage.disk import DiskFull, write_all
 from callboard.storage.engine import Engine
 from tests.sim.kernel import MS, Process
@@ -206,6 +207,17 @@ def _not_truncated(world: World) -> list[Patch]:
     return [(recovery._Rewrite, "_write", write)]
 
 
+def _forced_compaction(world: World) -> list[Patch]:
+    """The first finding, put back."""
+    right = checkpoint.Checkpoints.begin
+
+    def begin(self: checkpoint.Checkpoints, *, compacts: bool = True) -> bool:
+        return right(self, compacts=compacts or len(self.engine.journal.numbers) < limit)
+
+    limit = world.options.segments_max
+    return [(checkpoint.Checkpoints, "begin", begin)]
+
+
 # --- sessions ---
 
 
@@ -280,6 +292,19 @@ def _permit_twice(world: World) -> list[Patch]:
     return [(core.Session, "_perform", perform)]
 
 
+def _permit_evicts(world: World) -> list[Patch]:
+    """The second finding, put back."""
+    right = gateway_sessions.Sessions._permit_returned
+
+    def returned(self: Any, peer: Any) -> None:
+        session = self._incarnation(peer)
+        if session is not None:
+            session.said_evictable = True
+        right(self, peer)
+
+    return [(gateway_sessions.Sessions, "_permit_returned", returned)]
+
+
 # --- processes ---
 
 
@@ -331,6 +356,12 @@ MUTANTS: Final[Mapping[str, Mutant]] = MappingProxyType(
             "acknowledges in a frame of its own", 400, 0, _split_acknowledgement
         ),
         "permit_twice": Mutant("gives a permit back twice", 400, 0, _permit_twice),
+        "forced_compaction": Mutant(
+            "compacts inboxes in a checkpoint that a batch has forced", 2_000, 0, _forced_compaction
+        ),
+        "permit_evicts": Mutant(
+            "takes a session for evictable when its permit comes back", 6_000, 0, _permit_evicts
+        ),
         "silence": Mutant("takes a silent owner for dead", 400, 0, _silence),
     }
 )

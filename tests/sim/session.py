@@ -23,7 +23,9 @@ from callboard.messages import (
     PermitReturn,
     ProcessIdentity,
     Refusal,
+    Register,
     Registered,
+    Release,
 )
 from callboard.peer import Credentials
 from callboard.wire import Header, decode_body, encode_body, error_body
@@ -64,16 +66,15 @@ class SessionProcess(Process):
         self._count = 0
         self._timers: dict[str, int] = {}
         self._held: list[Callable[[], None]] = []
-        self._is_registered = False
+        self._registered_at: Process | None = None
         self.owns = False
         """It was granted the lease and has not given it back."""
         self.post(Boot())
 
-    @property
-    def is_settled(self) -> bool:
-        """Tell whether it runs a turn, and has heard from this gateway on this connection."""
+    def is_settled(self, gateway: Process) -> bool:
+        """Tell whether it runs a turn, and has told this gateway all that it holds."""
         session = self.session
-        if not (self._is_registered and self._gateway.up) or session.turn is None:
+        if self._registered_at is not gateway or not self._gateway.up or session.turn is None:
             return False
         return session.box.permit == "held"
 
@@ -100,7 +101,7 @@ class SessionProcess(Process):
         elif isinstance(event, Connected):
             self._connected(event.link)
         elif isinstance(event, Disconnected) and event.link == "gateway":
-            self._is_registered = False
+            self._registered_at = None
             self.session.gateway_lost()
 
     def _connected(self, link: str) -> None:
@@ -131,7 +132,7 @@ class SessionProcess(Process):
         elif isinstance(decoded, CancelTurn):
             self.session.cancelled(header.id, decoded)
         elif isinstance(decoded, Registered):
-            self._is_registered = True
+            self._registered_at = self._gateway.server
             self.session.registered()
         elif self._permit is not None and header.cid == self._permit.id:
             self._permit_answered(decoded)
@@ -181,11 +182,15 @@ class SessionProcess(Process):
         return f"{self.owner.nonce[:12]}-{self._count:x}"
 
     def ask(self, body: Body, context: Context) -> None:
+        if isinstance(body, Release):
+            self.owns = False  # it writes nothing any more
         header = Header(body.kind, self._name())
         self._asked[header.id] = header, body, context
         self._storage.send(header, body)
 
     def tell(self, body: Body) -> None:
+        if isinstance(body, Register):
+            self._registered_at = None
         self._gateway.send(Header(body.kind), encode_body(body))
 
     def reply(self, request: str, answer: Body | CallboardError) -> None:

@@ -244,7 +244,7 @@ class World:
                 continue
             route = desk.routes.get(process.text)
             known = route is not None and route.routing_id == process.owner.nonce
-            if known and process.is_settled and not desk.permits.holds(process.text):
+            if known and process.is_settled(gateway) and not desk.permits.holds(process.text):
                 raise Violation("permits", f"{process.name} runs a turn without a permit")
 
     def _is_call_durable(self, session: str, call_id: str) -> bool:
