@@ -58,8 +58,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--from", dest="first", type=int, help="the first one (a fresh one)")
     parser.add_argument("--seed", type=int, help="this one alone, with its trace")
     parser.add_argument("--deeds", type=int, help="with --seed: only so many deeds of its story")
-    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="with the product broken this way")
-    parser.add_argument("--all-mutants", action="store_true", help="each mutant, until it is caught")
+    parser.add_argument(
+        "--mutant", choices=sorted(MUTANTS), help="with the product broken this way"
+    )
+    parser.add_argument(
+        "--all-mutants", action="store_true", help="each mutant, until it is caught"
+    )
     parser.add_argument("--quick", action="store_true", help="100 seeds, and all recorded ones")
     parser.add_argument("--json", default="", metavar="FILE", help="where the figures go")
     return parser.parse_args(arguments)

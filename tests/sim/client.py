@@ -138,7 +138,7 @@ class Client(Process):
                 case Begin():
                     self._connect()
                     for at, work in self.works:
-                        self.after(at, Act(work))
+                        self.later(at, Act(work))
                 case Act(work):
                     self._do(work)
                 case Connect():
@@ -171,7 +171,7 @@ class Client(Process):
     def _retry(self) -> None:
         self._attempts += 1
         delay = retry_delay(self._attempts, self._luck.random())
-        self.after(max(1, int(delay * 1_000)), Connect())
+        self.later(max(1, int(delay * 1_000)), Connect())
 
     def _lose(self) -> None:
         self._connection = None
@@ -194,10 +194,10 @@ class Client(Process):
         if work.done:
             return
         if work.kind != "create_session" and work.session not in self.world.sessions:
-            self.after(100, Act(work))
+            self.later(100, Act(work))
             return
         if work.kind == "wait" and (work.session, work.message_id) not in self.promises:
-            self.after(100, Act(work))
+            self.later(100, Act(work))
             return
         self._count += 1
         request = f"{self.name}-{self._count}"
@@ -268,7 +268,7 @@ class Client(Process):
         work.tries += 1
         if code == "session_quarantined":
             self.want(Work("release_session", work.session))
-        self.after(self._luck.randint(1, 20) * 50, Act(work))
+        self.later(self._luck.randint(1, 20) * 50, Act(work))
 
     def _answered(self, work: Work, body: m.Body) -> None:
         match body:
@@ -298,7 +298,7 @@ class Client(Process):
             raise Violation("receipts", f"{work.message_id} is new for the second time")
         if work.again:
             work.again -= 1
-            self.after(self._luck.randint(0, 3_000), Act(work))
+            self.later(self._luck.randint(0, 3_000), Act(work))
         else:
             work.done = True
 

@@ -144,7 +144,7 @@ class Gateway(Process):
         due = self.desk.next_due()
         if due is not None and due != self._due:
             self._due = due
-            self.after(max(1, due - self.desk.now), Timer("tick"))
+            self.later(max(1, due - self.desk.now), Timer("tick"))
         self.world.check_gateway(self)
 
     def _take(self, event: object) -> None:
@@ -152,7 +152,7 @@ class Gateway(Process):
             case Boot():
                 other = self.world.bus.servers.get("gateway")
                 if other is not None and other.alive:
-                    self.after(50, Boot())  # it holds bind.lock (FLT-43)
+                    self.later(50, Boot())  # it holds bind.lock (FLT-43)
                     return
                 self.desk.begin()
                 self.is_open = True
@@ -160,7 +160,7 @@ class Gateway(Process):
             case Opened(connection):
                 self._connections[connection.conn] = connection
                 self.border.opened(connection.conn)
-                self.after(CLIENT_HANDSHAKE_MS, Timer(f"hello {connection.conn}"))
+                self.later(CLIENT_HANDSHAKE_MS, Timer(f"hello {connection.conn}"))
             case Came(conn, payloads):
                 self.border.came(conn, payloads)
             case Gone(conn):
@@ -216,5 +216,3 @@ class Gateway(Process):
 
     def storage(self, header: Header, body: bytes) -> None:
         self._storage.send(header, body)
-
-

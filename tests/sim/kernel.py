@@ -171,7 +171,7 @@ class Process:
             self._woken = True
             self.kernel.at(self._luck.randint(0, 5) * 100 + self.busy(), self._wake)
 
-    def after(self, ms: int, event: object) -> None:
+    def later(self, ms: int, event: object) -> None:
         """Let something arrive later."""
         self.kernel.at(ms * MS, self.post, event)
 

@@ -5,9 +5,13 @@ of a machine to replace: who judges processes, and what a main loop's end does, 
 simulator, which stands there for shells.
 """
 
+# Whoever breaks a machine on purpose reaches into it, whatever the types of what it finds there.
+# ruff: noqa: ANN401
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -16,6 +20,7 @@ from typing import Any, Final
 from callboard import messages as m
 from callboard.actors.gateway import sessions as gateway_sessions
 from callboard.actors.session import core, mailbox, mailbox_types, open_turn
+from callboard.actors.session import recovery as session_recovery
 from callboard.actors.session.agent_calls import Call
 from callboard.actors.session.mailbox_turns import finish
 from callboard.storage import admit, checkpoint, files, frames, recovery, requests, segments, state
@@ -40,7 +45,7 @@ class Mutant:
     patches: Callable[[World], list[Patch]]
 
     @contextmanager
-    def patched(self, world: World) -> Iterator[None]:
+    def patched(self, world: World) -> Generator[None]:
         """Be wrong for a while."""
         patches = self.patches(world)
         before = [getattr(place, name) for place, name, _ in patches]
@@ -209,12 +214,11 @@ def _not_truncated(world: World) -> list[Patch]:
 
 def _forced_compaction(world: World) -> list[Patch]:
     """The first finding, put back."""
-    right = checkpoint.Checkpoints.begin
+    right, limit = checkpoint.Checkpoints.begin, world.options.segments_max
 
     def begin(self: checkpoint.Checkpoints, *, compacts: bool = True) -> bool:
-        return right(self, compacts=compacts or len(self.engine.journal.numbers) < limit)
+        return right(self, compacts=len(self.engine.journal.numbers) < limit)
 
-    limit = world.options.segments_max
     return [(checkpoint.Checkpoints, "begin", begin)]
 
 
@@ -222,7 +226,7 @@ def _forced_compaction(world: World) -> list[Patch]:
 
 
 def _tool_again(world: World) -> list[Patch]:
-    right = core.recover
+    right = session_recovery.recover
 
     def recover(lease: m.LeaseGranted, now: Callable[[], int]) -> Any:
         for call in lease.open_calls:
@@ -305,6 +309,17 @@ def _permit_evicts(world: World) -> list[Patch]:
     return [(gateway_sessions.Sessions, "_permit_returned", returned)]
 
 
+def _permit_crosses(world: World) -> list[Patch]:
+    """The third finding, put back."""
+    right = core.Session.registered
+
+    def registered(self: core.Session) -> None:
+        self._said_permit = True
+        right(self)
+
+    return [(core.Session, "registered", registered)]
+
+
 # --- processes ---
 
 
@@ -325,43 +340,50 @@ def _dead_main_loop(world: World) -> list[Patch]:
 
 MUTANTS: Final[Mapping[str, Mutant]] = MappingProxyType(
     {
-        "early_reply": Mutant("answers before the sync", 200, 0, _early_reply),
-        "no_sync": Mutant("does not sync the journal", 200, 0, _no_sync),
-        "no_dedupe": Mutant("stores a repeated message again", 200, 0, _no_dedupe),
-        "failed_sync": Mutant("answers after a failed sync", 200, 0, _failed_sync),
-        "torn_bytes": Mutant("leaves what a full disk took of a batch", 400, 0, _torn_bytes),
-        "tool_again": Mutant("runs a tool again after a restart", 200, 0, _tool_again),
-        "early_tool": Mutant("runs a tool before its call is durable", 200, 0, _early_tool),
-        "stale_epoch": Mutant("accepts a stale epoch", 400, 0, _stale_epoch),
-        "trusts": Mutant("trusts what it reads after a failed sync", 400, 0, _trusts),
-        "dead_main_loop": Mutant("lives on without its main loop", 2_000, 0, _dead_main_loop),
+        "early_reply": Mutant("answers before the sync", 200, 1, _early_reply),
+        "no_sync": Mutant("does not sync the journal", 200, 1, _no_sync),
+        "no_dedupe": Mutant("stores a repeated message again", 200, 1, _no_dedupe),
+        "failed_sync": Mutant("answers after a failed sync", 200, 3, _failed_sync),
+        "torn_bytes": Mutant("leaves what a full disk took of a batch", 400, 2, _torn_bytes),
+        "tool_again": Mutant("runs a tool again after a restart", 200, 11, _tool_again),
+        "early_tool": Mutant("runs a tool before its call is durable", 200, 1, _early_tool),
+        "stale_epoch": Mutant("accepts a stale epoch", 400, 32, _stale_epoch),
+        "trusts": Mutant("trusts what it reads after a failed sync", 400, 5, _trusts),
+        "dead_main_loop": Mutant("lives on without its main loop", 2_000, 18, _dead_main_loop),
         "unsynced_recovery": Mutant(
-            "answers before what it recovered is synced", 6_000, 0, _unsynced_recovery
+            "answers before what it recovered is synced", 6_000, 1, _unsynced_recovery
         ),
-        "no_dir_sync": Mutant("syncs no directory", 400, 0, _no_dir_sync),
-        "no_file_sync": Mutant("drops segments before their files are synced", 400, 0, _no_file_sync),
+        "no_dir_sync": Mutant("syncs no directory", 400, 1, _no_dir_sync),
+        "no_file_sync": Mutant(
+            "drops segments before their files are synced", 400, 1, _no_file_sync
+        ),
         "naive_watermark": Mutant(
-            "takes a good frame behind a bad one for damage", 2_000, 0, _naive_watermark
+            "takes a good frame behind a bad one for damage", 2_000, 203, _naive_watermark
         ),
         "boastful_watermark": Mutant(
-            "says of bytes that they are synced before they are", 400, 0, _boastful_watermark
+            "says of bytes that they are synced before they are", 400, 21, _boastful_watermark
         ),
-        "early_stop": Mutant("writes clean_stop before the checkpoint", 2_000, 0, _early_stop),
-        "swapped_order": Mutant("writes the files before the journal is synced", 400, 0, _swapped_order),
-        "not_truncated": Mutant("rewrites files without cutting them", 2_000, 0, _not_truncated),
+        "early_stop": Mutant("writes clean_stop before the checkpoint", 2_000, 42, _early_stop),
+        "swapped_order": Mutant(
+            "writes the files before the journal is synced", 400, 68, _swapped_order
+        ),
+        "not_truncated": Mutant("rewrites files without cutting them", 2_000, 5, _not_truncated),
         "early_release": Mutant(
-            "ends claims before the terminal is durable", 400, 0, _early_release
+            "ends claims before the terminal is durable", 400, 1, _early_release
         ),
         "split_acknowledgement": Mutant(
-            "acknowledges in a frame of its own", 400, 0, _split_acknowledgement
+            "acknowledges in a frame of its own", 400, 1, _split_acknowledgement
         ),
-        "permit_twice": Mutant("gives a permit back twice", 400, 0, _permit_twice),
+        "permit_twice": Mutant("gives a permit back twice", 400, 19, _permit_twice),
         "forced_compaction": Mutant(
-            "compacts inboxes in a checkpoint that a batch has forced", 2_000, 0, _forced_compaction
+            "compacts inboxes in a checkpoint that a batch has forced", 400, 98, _forced_compaction
         ),
         "permit_evicts": Mutant(
-            "takes a session for evictable when its permit comes back", 6_000, 0, _permit_evicts
+            "takes a session for evictable when its permit comes back", 6_000, 964, _permit_evicts
         ),
-        "silence": Mutant("takes a silent owner for dead", 400, 0, _silence),
+        "permit_crosses": Mutant(
+            "forgets a permit that crossed a registration", 6_000, 434, _permit_crosses
+        ),
+        "silence": Mutant("takes a silent owner for dead", 400, 5, _silence),
     }
 )

@@ -100,9 +100,7 @@ def _takeover(world: World, deed: Deed) -> None:
     owner.pause(11 * SECOND)
     nonce = world.fresh()
     name = f"rival{deed.at}"
-    rival = SessionProcess(
-        world, name, 0, owner.text, world.identity(nonce, owner.owner.plane_id)
-    )
+    rival = SessionProcess(world, name, 0, owner.text, world.identity(nonce, owner.owner.plane_id))
     world.nonces[nonce] = rival
     world.processes.append(rival)
     world.kernel.at(deed.amount * 40 * MS, rival.end, KILLED)

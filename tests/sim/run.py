@@ -53,7 +53,9 @@ def run_seed(
     gc.disable()  # a collected generator would run its `finally` at any time (SIM-10)
     world = World(seed, keep=keep)
     story = draw_story(world)[:deeds]
-    broken: AbstractContextManager[None] = MUTANTS[mutant].patched(world) if mutant else nullcontext()
+    broken: AbstractContextManager[None] = (
+        MUTANTS[mutant].patched(world) if mutant else nullcontext()
+    )
     violation: Violation | None = None
     try:
         with unreal(world), broken:
@@ -107,5 +109,3 @@ def shrink(outcome: Outcome) -> Outcome:
         ):
             return shorter
     return run_seed(outcome.seed, outcome.mutant, keep=True)
-
-

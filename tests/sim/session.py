@@ -50,7 +50,9 @@ class SessionProcess(Process):
 
     role = "session"
 
-    def __init__(self, world: World, name: str, run: int, text: str, owner: ProcessIdentity) -> None:
+    def __init__(
+        self, world: World, name: str, run: int, text: str, owner: ProcessIdentity
+    ) -> None:
         super().__init__(world.kernel, name, world.ended)
         self.world, self.run, self.text, self.owner = world, run, text, owner
         self.plane_id = owner.plane_id
@@ -209,6 +211,7 @@ class SessionProcess(Process):
         self.tell(PermitReturn())
 
     def after(self, ms: int, name: str) -> None:
+        """Set a timer; one of the same name is replaced."""
         self._count += 1
         self._timers[name] = self._count
         self.kernel.at(ms * MS, self.post, Timer(name, self._count))

@@ -276,12 +276,12 @@ class Storage(Process):
 
     def _check_replies(self, replies: Sequence[Reply]) -> None:
         """Hold replies against the disk and the epochs (SIM-8)."""
-        granted = [reply for reply in replies if isinstance(reply.body, m.Body)]
+        granted = [(token, body) for token, body in replies if isinstance(body, m.Body)]
         journal = self.engine.journal
         if granted and self.world.disk.is_owed(journal.path(journal.number)):
-            raise Violation("reply before its sync", str(granted[0].body.kind))
+            raise Violation("reply before its sync", granted[0][1].kind)
         if granted and self.disk.failed_journal:
-            raise Violation("reply after a failed sync", str(granted[0].body.kind))
+            raise Violation("reply after a failed sync", granted[0][1].kind)
         for token, body in granted:
             assert isinstance(token, Address)
             request = self._requests.get(token)
@@ -304,7 +304,7 @@ class Storage(Process):
     def _set(self, name: str, ms: int) -> None:
         if name not in self._timers:
             self._timers.add(name)
-            self.after(ms, Timer(name))
+            self.later(ms, Timer(name))
 
     def _timer(self, name: str) -> None:
         engine = self.engine

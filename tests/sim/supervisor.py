@@ -154,7 +154,7 @@ class Supervisor(Process):
             case tree.Signal(name, run, kill):
                 self._signal(name, run, kill=kill)
             case tree.After(ms, event):
-                self.after(ms, Due(event))
+                self.later(ms, Due(event))
             case tree.Granted(session, _):
                 self._granted(session)
             case tree.Refused():
@@ -226,7 +226,9 @@ class Supervisor(Process):
         for name, child in self.children.items():
             if child.process is process:
                 fork = self.children.get("fork")
-                lost = "/" in name and (fork is None or fork.process is None or not fork.process.alive)
+                lost = "/" in name and (
+                    fork is None or fork.process is None or not fork.process.alive
+                )
                 ended = Ended(name, child.run, None if lost else status)
                 self.kernel.at(self._luck.randint(1, 20) * MS, self.post, ended)
                 if name == "fork":

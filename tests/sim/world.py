@@ -6,9 +6,10 @@ power cut before the home is judged (SIM-6).
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -358,14 +359,14 @@ def _plans(luck: random.Random, options: Options, seconds: int) -> list[list[tup
 
 
 @contextmanager
-def unreal(world: World) -> Iterator[None]:
+def unreal(world: World) -> Generator[None]:
     """Give the machines the simulator's time and luck, and the limits that the seed drew."""
     options = world.options
     patches: list[tuple[Any, str, object]] = [
-        (ids, "os", SimpleNamespace(urandom=world.urandom, fsencode=ids.os.fsencode)),
+        (ids, "os", SimpleNamespace(urandom=world.urandom, fsencode=os.fsencode)),
         (ids, "time", SimpleNamespace(time_ns=lambda: world.kernel.wall() * 1_000)),
         (border, "time", SimpleNamespace(time_ns=lambda: world.kernel.wall() * 1_000)),
-        (border, "canonical_workspace", lambda path: path),
+        (border, "canonical_workspace", str),
         (engine, "COMMIT_BATCH_FRAMES_MAX", options.batch_frames),
         (engine, "JOURNAL_SEGMENTS_MAX", options.segments_max),
         (checkpoint, "INBOX_DEAD_BYTES_MAX", options.dead_bytes),
