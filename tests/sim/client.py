@@ -250,7 +250,7 @@ class Client(Process):
                 case Streamed(request, records):
                     work = self._asked.get(request)
                     if work is not None:
-                        self._watch(work, records)
+                        self.take_records(work, records)
                 case Shut():
                     if self._connection is not None:
                         self._connection.close()
@@ -273,7 +273,7 @@ class Client(Process):
     def _answered(self, work: Work, body: m.Body) -> None:
         match body:
             case m.Receipt():
-                self._receipt(work, body)
+                self.take_receipt(work, body)
             case m.WaitOutcome():
                 promised = self.promises[work.session, work.message_id]
                 if body.message_id != work.message_id:
@@ -286,7 +286,8 @@ class Client(Process):
             case _:
                 work.done = True
 
-    def _receipt(self, work: Work, receipt: m.Receipt) -> None:
+    def take_receipt(self, work: Work, receipt: m.Receipt) -> None:
+        """Keep a receipt, or find that it cannot be."""
         key = work.session, work.message_id
         self.kernel.log(self.name, "receipt", work.message_id, receipt.duplicate)
         if not receipt.accepted or receipt.message_id != work.message_id:
@@ -302,7 +303,8 @@ class Client(Process):
         else:
             work.done = True
 
-    def _watch(self, work: Work, records: m.Records) -> None:
+    def take_records(self, work: Work, records: m.Records) -> None:
+        """Keep lines of a watch: without a gap, and never another line of the same number."""
         watched = self.watched[work.session]
         if records.first_seq > watched.next_seq:
             raise Violation("watch", f"{work.session}: {records.first_seq} after a gap")

@@ -25,19 +25,19 @@ def judge(world: World) -> None:
     """
     before = _read_beside(world.disk)
     _recover(world)
-    seen = _read_recovered(world.disk)
+    seen = read_recovered(world.disk)
     for session in sorted(world.sessions):
         if ref(session) not in seen:
             raise Violation("receipts", f"{session} was created and is gone")
     for text, one in seen.items():
         _check_parity(text, before.get(text), one)
-        _check_turns(text, one)
-        _check_order(text, one)
+        check_turns(text, one)
+        check_order(text, one)
     for client in world.clients:
         for promised in client.promises.values():
-            _check_promise(seen, promised)
-        _check_watches(seen, client)
-    _check_calls(world, seen)
+            check_promise(seen, promised)
+        check_watches(seen, client)
+    check_calls(world, seen)
 
 
 def _files(disk: SimDisk) -> dict[str, bytes]:
@@ -72,7 +72,7 @@ def _recover(world: World) -> Recovered:
         raise Violation("recovery", f"a legal disk is refused: {error.to_wire()}") from None
 
 
-def _read_recovered(disk: SimDisk) -> dict[str, Seen]:
+def read_recovered(disk: SimDisk) -> dict[str, Seen]:
     try:
         return read_home(disk.home())
     except (AssertionError, KeyError, ValueError) as problem:
@@ -85,7 +85,7 @@ def _check_parity(text: str, before: Session | None, seen: Seen) -> None:
         raise Violation("laws", f"{text}: recovery changed what was there")
 
 
-def _check_turns(text: str, seen: Seen) -> None:
+def check_turns(text: str, seen: Seen) -> None:
     """One terminal for each turn that was followed by another one, and one message an input."""
     doubled = [name for name, count in Counter(seen.applied).items() if count > 1]
     if doubled:
@@ -103,7 +103,7 @@ def _check_turns(text: str, seen: Seen) -> None:
             at = None
 
 
-def _check_order(text: str, seen: Seen) -> None:
+def check_order(text: str, seen: Seen) -> None:
     """Inputs of one turn are applied in their order, unless one of them had been held back."""
     held: set[str] = set()
     numbers = {name: n for n, name in enumerate(seen.puts)}
@@ -121,7 +121,7 @@ def _check_order(text: str, seen: Seen) -> None:
             last = numbers[name]
 
 
-def _check_promise(seen: dict[str, Seen], promised: Promised) -> None:
+def check_promise(seen: dict[str, Seen], promised: Promised) -> None:
     """A receipt outlives everything (O1)."""
     name, text = promised.message_id, ref(promised.session)
     one = seen[text]
@@ -150,7 +150,7 @@ def _words(records: list[dict[str, Any]], message_id: str) -> str:
     )
 
 
-def _check_watches(seen: dict[str, Seen], client: Client) -> None:
+def check_watches(seen: dict[str, Seen], client: Client) -> None:
     """What a watch showed is what is there: nothing un-synced was shown (DUR-7)."""
     for session, watched in client.watched.items():
         one = seen.get(ref(session))
@@ -159,7 +159,7 @@ def _check_watches(seen: dict[str, Seen], client: Client) -> None:
                 raise Violation("watch", f"{session}: line {seq} was shown and is gone")
 
 
-def _check_calls(world: World, seen: dict[str, Seen]) -> None:
+def check_calls(world: World, seen: dict[str, Seen]) -> None:
     """No tool ran twice, or before its call was durable; each call has one result (O4)."""
     if world.tools.problems:
         raise Violation("tools", "; ".join(world.tools.problems))

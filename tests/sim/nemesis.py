@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from tests.sim.disk import SYNCS, WRITES
 from tests.sim.kernel import KILLED, MS, SECOND, Process
-from tests.sim.session import SessionProcess
+from tests.sim.session import Rival, SessionProcess
 from tests.sim.storage import Term
 from tests.sim.world import TROUBLE_S, World
 
@@ -25,13 +25,15 @@ class Deed(NamedTuple):
     role: str
     amount: int
     """What it means depends on the kind."""
+    follows: bool = False
+    """It follows another one closely, and is not counted."""
 
     def __str__(self) -> str:
         return f"{self.at / 1_000:.3f} s: {self.kind} {self.role} {self.amount}".rstrip()
 
 
 def draw_story(world: World) -> list[Deed]:
-    """Draw 3 to 12 deeds (SIM-6)."""
+    """Draw 3 to 12 deeds (SIM-6); some are followed closely by another one."""
     luck = world.kernel.stream("nemesis")
     kinds = list(_DEEDS)
     weights = [_WEIGHTS.get(kind, 1) for kind in kinds]
@@ -41,9 +43,10 @@ def draw_story(world: World) -> list[Deed]:
         at = luck.randint(100, TROUBLE_S * 1_000)
         story.append(Deed(at, kind, luck.choice(ROLES), luck.randint(1, 100)))
         if kind == "kill_at_call" and luck.random() < 0.5:  # and the one after it, in its recovery
-            story.append(Deed(at + luck.randint(20, 400), kind, "", luck.randint(1, 12)))
+            story.append(Deed(at + luck.randint(20, 400), kind, "", luck.randint(1, 12), True))
         if kind in ("kill_at_call", "fail_sync", "fail_write") and luck.random() < 0.4:
-            story.append(Deed(at + luck.randint(10, 800), "power_cut", "", luck.randint(1, 100)))
+            cut = at + luck.randint(10, 800)
+            story.append(Deed(cut, "power_cut", "", luck.randint(1, 100), True))
     return sorted(story)
 
 
@@ -98,10 +101,9 @@ def _takeover(world: World, deed: Deed) -> None:
         return
     owner = owners[deed.amount % len(owners)]
     owner.pause(11 * SECOND)
-    nonce = world.fresh()
-    name = f"rival{deed.at}"
-    rival = SessionProcess(world, name, 0, owner.text, world.identity(nonce, owner.owner.plane_id))
-    world.nonces[nonce] = rival
+    identity = world.identity(world.fresh(), owner.owner.plane_id)
+    rival = Rival(world, f"rival{deed.at}", owner.text, identity)
+    world.nonces[identity.nonce] = rival
     world.processes.append(rival)
     world.kernel.at(deed.amount * 40 * MS, rival.end, KILLED)
 
@@ -199,3 +201,4 @@ _DEEDS: Final[Mapping[str, Callable[[World, Deed], None]]] = MappingProxyType(
     }
 )
 _WEIGHTS: Final = {"kill": 3, "kill_at_call": 4, "power_cut": 4, "full": 2, "stop": 2}
+KINDS: Final = tuple(_DEEDS)

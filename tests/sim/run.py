@@ -88,6 +88,7 @@ def _run(world: World, story: list[Deed]) -> Violation | None:
         for process in world.processes:
             process.end(KILLED)
         world.is_dark = True
+        world.kernel.log("last power cut")
         world.disk.cut_power(world.kernel.stream("last cut"), LoseAll())
         judge(world)
     except Violation as violation:

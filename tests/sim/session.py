@@ -14,6 +14,7 @@ from callboard.actors.session.core import Context, Session, SessionBroken
 from callboard.errors import CallboardError
 from callboard.ids import parse_ref
 from callboard.messages import (
+    Acquire,
     Body,
     CancelTurn,
     Deliver,
@@ -124,7 +125,7 @@ class SessionProcess(Process):
                 assert isinstance(body, Body | CallboardError)
                 if isinstance(body, LeaseGranted):
                     self.owns = True
-                    self.world.granted(self, body.epoch)
+                    self.world.granted(self.text, self, body.epoch)
                 self.session.answered(found[2], body)
             return
         assert isinstance(body, bytes)
@@ -227,3 +228,27 @@ class SessionProcess(Process):
 
     def log(self, action: str, facts: Mapping[str, object]) -> None:
         self.kernel.log(self.name, action, sorted((k, str(v)) for k, v in facts.items()))
+
+
+class Rival(Process):
+    """A second process that wants a session's lease and nothing else; it ends when it has it."""
+
+    role = "rival"
+
+    def __init__(self, world: World, name: str, text: str, owner: ProcessIdentity) -> None:
+        super().__init__(world.kernel, name, world.ended)
+        self.world, self.text, self.owner, self.plane_id = world, text, owner, owner.plane_id
+        peer = Credentials("session", text, owner.nonce)
+        self._storage: Link = world.bus.dealer(self, "storage", peer)
+        self._tries = 0
+
+    def handle(self, events: Sequence[object]) -> None:
+        for event in events:
+            if isinstance(event, Arrived) and isinstance(event.body, LeaseGranted):
+                self.world.granted(self.text, self, event.body.epoch)
+                self.end(0)
+                return
+        self._tries += 1
+        header = Header(Acquire.kind, f"{self.owner.nonce[:12]}-{self._tries}")
+        self._storage.send(header, Acquire(session=self.text, owner=self.owner))
+        self.kernel.at(200 * MS, self.post, None)

@@ -217,14 +217,14 @@ class World:
 
     # --- invariants (SIM-8) ---
 
-    def granted(self, owner: SessionProcess, epoch: int) -> None:
+    def granted(self, text: str, owner: Process, epoch: int) -> None:
         """Check that a lease is granted to one living process at a time."""
         self.count("leases")
         for process in self.processes:
             if (
                 isinstance(process, SessionProcess)
                 and process is not owner
-                and process.text == owner.text
+                and process.text == text
                 and process.alive
                 and process.owns
             ):
