@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from callboard.errors import CallboardError
@@ -32,7 +33,7 @@ def judge(world: World) -> None:
     for text, one in seen.items():
         _check_parity(text, before.get(text), one)
         check_turns(text, one)
-        check_order(text, one)
+        check_order(text, one, world.numbers)
     for client in world.clients:
         for promised in client.promises.values():
             check_promise(seen, promised)
@@ -103,10 +104,9 @@ def check_turns(text: str, seen: Seen) -> None:
             at = None
 
 
-def check_order(text: str, seen: Seen) -> None:
-    """Inputs of one turn are applied in their order, unless one of them had been held back."""
+def check_order(text: str, seen: Seen, numbers: Mapping[tuple[str, str], int]) -> None:
+    """Inputs of one turn are applied in their order, unless an earlier turn had failed on them."""
     held: set[str] = set()
-    numbers = {name: n for n, name in enumerate(seen.puts)}
     last = -1
     for record in seen.records:
         data = record["data"]
@@ -115,10 +115,11 @@ def check_order(text: str, seen: Seen) -> None:
         elif record["type"] == "turn_aborted":
             held |= set(data["claimed_input_ids"])
         name = data.get("inbox_message_id") if record["type"] == "message_created" else None
-        if name in numbers and name not in held:
-            if numbers[name] < last:
+        n = numbers.get((text, name)) if name is not None and name not in held else None
+        if n is not None:
+            if n < last:
                 raise Violation("laws", f"{text}: {name} was applied out of order")
-            last = numbers[name]
+            last = n
 
 
 def check_promise(seen: dict[str, Seen], promised: Promised) -> None:

@@ -205,6 +205,7 @@ class Storage(Process):
                 stop = True
         self._note(requests)
         self.feeds.take(self.engine.run(requests))
+        self._note_numbers(requests)
         self._requests.clear()
         for address, body in others:
             self._other(address, body)
@@ -257,6 +258,15 @@ class Storage(Process):
             state = self.engine.sessions.cached(text)
             if state is not None and state.lease is not None:
                 self._epochs[text] = state.lease.epoch
+
+    def _note_numbers(self, requests: Sequence[Request]) -> None:
+        """Keep the numbers that inputs were given, which compaction takes out of the inbox."""
+        for request in requests:
+            body = request.body
+            if isinstance(body, m.Accept | m.Append):
+                state = self.engine.sessions.cached(body.session)
+                for name, item in state.inbox.items.items() if state is not None else ():
+                    self.world.numbers.setdefault((body.session, name), item.n)
 
     def _other(self, address: Address, body: m.Body) -> None:
         if isinstance(body, m.Subscribe):

@@ -353,9 +353,9 @@ def test_messages_are_lost_with_their_connection_or_doubled_or_late() -> None:
     arrived = Counter(one.header.kind for one in server.seen if isinstance(one, Arrived))
     assert 60 < bus.lost < 180, "2 % of 6,000"
     assert 30 < bus.doubled < 90, "2 % of the 3,000 that are requests"
-    broken = [one for one in dealers if Disconnected("storage") in one.seen]
+    broken = [one for one in dealers if any(isinstance(e, Disconnected) for e in one.seen)]
     assert len(broken) == bus.lost, "a message is lost with its connection"
-    assert all(one.seen[-1] == Connected("storage") for one in broken), "which comes back"
+    assert all(isinstance(one.seen[-1], Connected) for one in broken), "which comes back"
     assert arrived["beat"] + arrived["append"] <= 6_000 + bus.doubled
     assert arrived["append"] > 2_800
 
@@ -396,7 +396,7 @@ def test_messages_to_a_dead_incarnation_are_gone() -> None:
     settle(kernel)
     assert not server.seen
     assert not successor.seen
-    assert dealer.seen == [Connected("storage"), Disconnected("storage"), Connected("storage")]
+    assert [type(event) for event in dealer.seen] == [Connected, Disconnected, Connected]
 
 
 # --- SIM-6, SIM-7: the nemesis and rare branches ---
@@ -510,12 +510,13 @@ def test_the_judge_sees_what_is_lost_doubled_or_out_of_order(judged: World) -> N
     with pytest.raises(Violation, match="never ended"):
         judging.check_turns(text, one)
     one.terminals.append(ended)
-    one.puts[:] = list(reversed(sorted(one.puts, key=one.applied.index)))
+    numbers = {(text, name): -n for n, name in enumerate(one.applied)}
     for record in one.records:
         if record["type"] in ("turn_started", "turn_aborted"):
             record["type"] = "other"
     with pytest.raises(Violation, match="out of order"):
-        judging.check_order(text, one)
+        judging.check_order(text, one, numbers)
+    judging.check_order(text, one, {key: -n for key, n in numbers.items()})
 
 
 @pytest.mark.rule("SIM-8")

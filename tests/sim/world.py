@@ -96,6 +96,8 @@ class World:
         self.processes: list[Process] = []
         self.sessions: set[str] = set()
         """Those whose creation was confirmed."""
+        self.numbers: dict[tuple[str, str], int] = {}
+        """The places of inputs in their sessions' inboxes."""
         self.writer: Storage | None = None
         self.supervisor: Supervisor | None = None
         self.is_calm = False
