@@ -27,6 +27,8 @@ class Session:
     state: State = "passive"
     routing_id: str = ""
     """Of the process that activates or lives."""
+    announced: bool = False
+    """The supervisor has told of that process; one that has registered may be ahead of its word."""
     wanted: bool = False
     """It was accepted for, or has work from before: its process is to be started (ACC-2c)."""
     placed: bool = False

@@ -196,6 +196,7 @@ class Sessions:
         session = self._routes.entry(peer.scope)
         if session.state == "live" and session.routing_id != peer.routing_id:
             self.gone(session)
+        session.announced &= session.routing_id == peer.routing_id
         session.state = "live"
         session.routing_id = peer.routing_id
         session.evictable = session.said_evictable = body.evictable
@@ -278,8 +279,11 @@ class Sessions:
     def running(self, live: dict[str, str], now: int) -> None:
         """Compare what is known with what the supervisor runs: routing ids by session."""
         for session in self._routes:
-            if session.state != "passive" and live.get(session.ref) != session.routing_id:
+            if session.state == "passive" or live.get(session.ref) == session.routing_id:
+                continue
+            if session.announced:
                 self.gone(session)  # its end was told while nobody listened
+            session.announced = session.state != "passive"  # it may be younger than this list
         for ref, routing_id in live.items():
             self.starting(ref, routing_id)
         self._supervised = True
@@ -292,12 +296,13 @@ class Sessions:
         """Note that a process was started for a session."""
         session = self._routes.entry(ref)
         if self._routes.is_dead(routing_id) or session.routing_id == routing_id:
+            session.announced |= session.routing_id == routing_id
             self._routes.forget_if_idle(session)
             return
         if session.state == "live":
             self.gone(session)  # its successor is there, so it is not
         session.state = "activating"
-        session.routing_id = routing_id
+        session.routing_id, session.announced = routing_id, True
         self._routes.settle(session)
 
     def down(self, body: messages.SessionDown, now: int) -> None:
@@ -319,6 +324,7 @@ class Sessions:
         if session.routing_id:
             self._routes.bury(session.routing_id)
         session.state, session.routing_id, session.phase = "passive", "", "idle"
+        session.announced = False
         session.retiring = session.evictable = session.said_evictable = False
         session.owed.clear()
         self._silent.discard(session.ref)

@@ -16,6 +16,11 @@ FAILED: Final[tuple[tuple[int, str], ...]] = (
     (100, "the same, in a session that ended by itself"),
     (254, "the simulator let planes hear each other"),
     (790, "the second reader took a part for a file that a later one had replaced"),
+    (101_906, "a gateway without an epoch ended at a request for a new session"),
+    (102_160, "the simulator let a rival register as if the supervisor had started it"),
+    (200_814, "a gateway took a session for dead that was younger than the supervisor's list"),
+    (202_592, "a copy of a refused frame was accepted: the session starts anew, and may"),
+    (434, "a permit that rode along with an input crossed a registration"),
     (824, "the simulator left a client with a connection to a dead gateway"),
 )
 """Seeds and what they found."""

@@ -7,11 +7,11 @@ again when a connection comes back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 from callboard.actors.session.agent_calls import AgentCall
 from callboard.actors.session.core import Context, Session, SessionBroken
-from callboard.errors import CallboardError
+from callboard.errors import CallboardError, StorageFull
 from callboard.ids import parse_ref
 from callboard.messages import (
     Acquire,
@@ -69,6 +69,7 @@ class SessionProcess(Process):
         self._count = 0
         self._timers: dict[str, int] = {}
         self._held: list[Callable[[], None]] = []
+        self._was_refused = False
         self._registered_at: Process | None = None
         self.owns = False
         """It was granted the lease and has not given it back."""
@@ -126,6 +127,8 @@ class SessionProcess(Process):
                 if isinstance(body, LeaseGranted):
                     self.owns = True
                     self.world.granted(self.text, self, body.epoch)
+                elif isinstance(body, StorageFull):
+                    self._was_refused = True
                 self.session.answered(found[2], body)
             return
         assert isinstance(body, bytes)
@@ -159,9 +162,17 @@ class SessionProcess(Process):
         except SessionBroken as error:
             self._break(error)
 
-    def _break(self, error: SessionBroken) -> NoReturn:
-        """What storage says contradicts what this process knows: no legal run comes to that."""
-        raise Violation("contradiction", f"{self.name}: {error}")
+    def _break(self, error: SessionBroken) -> None:
+        """End, since storage contradicts what this process knows; its successor recovers.
+
+        A request that was refused for want of room may have a copy under way that is not; nothing
+        else may lead to this.
+        """
+        if not self._was_refused:
+            raise Violation("contradiction", f"{self.name}: {error}")
+        self.kernel.log(self.name, "contradicted", error)
+        self.world.count("contradictions")
+        self.main_loop_ended()
 
     def stall(self, us: int) -> None:
         """Let what it says to storage come late."""

@@ -444,6 +444,32 @@ def test_a_session_that_gives_its_permit_back_is_evictable_only_if_it_says_so() 
     assert not world.ports.to_peers
 
 
+@pytest.mark.rule("ADM-7")
+def test_a_session_that_is_younger_than_the_supervisors_list_is_not_taken_for_dead() -> None:
+    """Its registration overtook the list, and what tells of its start. Found by the simulator."""
+    world = Fixture().ready()
+    client = world.connect()
+    routing_id = world.live("a", rid="a" * 32)
+    world.hello([])
+    request = world.ask(client, send("a", "m1"))
+    to, header, _ = world.peer_told("deliver")
+    assert to == routing_id
+    receipt = m.Receipt(
+        accepted=True,
+        message_id="m1",
+        duplicate=False,
+        item_state="pending",
+        delivery="next_turn",
+        queued=1,
+    )
+    world.from_session("a", receipt, cid=header.id)
+    assert world.answer(client, request) == receipt
+    world.hello([])  # now it should have been told of: it has ended
+    route = world.desk.routes.get(ref("a"))
+    assert route is None or route.state == "passive"
+    world.check()
+
+
 @pytest.mark.rule("FLT-32")
 def test_a_refused_activation_lets_storage_say_why() -> None:
     world = Fixture().ready(waiting=["a"])
@@ -564,7 +590,8 @@ def test_the_supervisor_is_answered_when_clients_can_be_welcomed() -> None:
 def test_a_supervisor_that_comes_back_says_what_ended_meanwhile() -> None:
     world = Fixture().ready()
     client = world.connect()
-    world.live("a")
+    routing_id = world.live("a")
+    world.from_supervisor(m.SessionUp(session=ref("a"), routing_id=routing_id, pid=2))
     world.live("b", rid="b" * 32)
     world.ask(client, send("a", "m1"))
     world.hello([m.LiveSession(session=ref("b"), routing_id="b" * 32, pid=3)])
