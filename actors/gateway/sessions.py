@@ -283,7 +283,8 @@ class Sessions:
                 continue
             if session.announced:
                 self.gone(session)  # its end was told while nobody listened
-            session.announced = session.state != "passive"  # it may be younger than this list
+            else:
+                session.announced = True  # it may be younger than this list, not than the next
         for ref, routing_id in live.items():
             self.starting(ref, routing_id)
         self._supervised = True

@@ -89,6 +89,12 @@ def test_a_mutant_falls_by_its_recorded_seed(name: str) -> None:
     assert run_seed(mutant.seed).violation is None, "it is the mutant that falls"
 
 
+def test_the_page_tells_of_every_mutant() -> None:
+    page = (Path(__file__).parents[2] / "docs/reliability.md").read_text()
+    for name, mutant in MUTANTS.items():
+        assert f"| `{name}` | {mutant.what} | {mutant.budget:,} | {mutant.seed} |" in page
+
+
 # --- SIM-1: what is simulated ---
 
 
