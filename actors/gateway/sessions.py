@@ -254,8 +254,16 @@ class Sessions:
         if session is None:
             return
         self._granted(self._permits.give_back(session.ref))
-        if not session.in_flight and session.said_evictable:
-            session.evictable = True  # a failed turn may have left input for another one
+        self.may_go(session)
+
+    def may_go(self, session: Session) -> None:
+        """Take a session at its last word again, once nothing is under way to it.
+
+        A permit's return is no such word (a failed turn may have left input for another one), and
+        what changed nothing in the session, or never reached it, is not followed by one.
+        """
+        if session.said_evictable and not (session.in_flight or session.evictable):
+            session.evictable = True
             self._waking.use_room()
 
     def _granted(self, grants: list[Grant]) -> None:

@@ -19,6 +19,7 @@ FAILED: Final[tuple[tuple[int, str], ...]] = (
     (101_906, "a gateway without an epoch ended at a request for a new session"),
     (102_160, "the simulator let a rival register as if the supervisor had started it"),
     (200_814, "a gateway took a session for dead that was younger than the supervisor's list"),
+    (203_917, "a session with a lost request was kept until its next beat, for a minute"),
     (202_592, "a copy of a refused frame was accepted: the session starts anew, and may"),
     (434, "a permit that rode along with an input crossed a registration"),
     (824, "the simulator left a client with a connection to a dead gateway"),

@@ -470,6 +470,25 @@ def test_a_session_that_is_younger_than_the_supervisors_list_is_not_taken_for_de
     world.check()
 
 
+@pytest.mark.rule("RES-2")
+def test_a_session_that_answered_is_as_evictable_as_it_last_said() -> None:
+    """Nothing has changed in it, so no beat follows. Found by the simulator."""
+    world = Fixture(resident_sessions=1).ready()
+    client = world.connect()
+    world.live("a")
+    world.ask(client, m.Cancel(session=ref("a")), deadline=500)
+    world.pass_time(1_000)  # it never came, or its answer did not
+    world.ask(client, m.Cancel(session=ref("a")))
+    world.peer_told("cancel_turn")
+    _, header, _ = world.peer_told("cancel_turn")
+    refused = world.ask(client, send("b", "m1"))
+    assert world.error(client, refused)["code"] == "overloaded"
+    world.from_session("a", m.CancelResult(status="not_found"), cid=header.id)
+    world.ask(client, send("b", "m2"))
+    assert isinstance(world.storage_asked()[1], m.Accept)
+    world.check()
+
+
 @pytest.mark.rule("FLT-32")
 def test_a_refused_activation_lets_storage_say_why() -> None:
     world = Fixture().ready(waiting=["a"])
