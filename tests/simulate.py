@@ -117,7 +117,11 @@ def _seeds(seeds: Iterable[int], first: int, file: str) -> int:
     done = 0
     simulated = 0
     for seed in seeds:
-        outcome = run_seed(seed)
+        try:
+            outcome = run_seed(seed)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            break
         done += 1
         totals.update(outcome.counts)
         totals["faults"] += outcome.faults
@@ -139,7 +143,7 @@ def _seeds(seeds: Iterable[int], first: int, file: str) -> int:
         "events": totals.pop("events"),
         "simulated_seconds": simulated // SECOND,
         "seconds": round(seconds, 1),
-        "seeds_per_second": round(done / seconds, 1),
+        "seeds_per_second": round(done / max(seconds, 1e-3), 1),
         "counts": dict(sorted(totals.items())),
     }
     _write(file, figures)
