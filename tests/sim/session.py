@@ -70,6 +70,9 @@ class SessionProcess(Process):
         self._timers: dict[str, int] = {}
         self._held: list[Callable[[], None]] = []
         self._was_refused = False
+        self._is_crossed = False
+        """It gave a permit back before its registration was answered: the gateway may take that
+        for the next one. One turn too many may run then, until the next one ends."""
         self._registered_at: Process | None = None
         self.owns = False
         """It was granted the lease and has not given it back."""
@@ -78,6 +81,8 @@ class SessionProcess(Process):
     def is_settled(self, gateway: Process) -> bool:
         """Tell whether it runs a turn, and has told this gateway all that it holds."""
         session = self.session
+        if self._is_crossed:
+            return False
         if self._registered_at is not gateway or not self._gateway.up or session.turn is None:
             return False
         return session.box.permit == "held"
@@ -220,6 +225,7 @@ class SessionProcess(Process):
 
     def drop_permit(self) -> None:
         self._permit = None
+        self._is_crossed |= self._registered_at is None
         self.tell(PermitReturn())
 
     def after(self, ms: int, name: str) -> None:

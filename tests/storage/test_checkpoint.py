@@ -495,3 +495,17 @@ def test_leases_get_into_their_files_at_checkpoints() -> None:
 
 def test_appending_is_a_helper_that_names_its_key() -> None:
     assert appending("w/s", 1, puts=[item("m1")]).key == "m1"
+
+
+@pytest.mark.rule("FLT-6", "FLT-13")
+@pytest.mark.parametrize("torn", [b"", bytes(512)])
+def test_starts_that_were_cut_short_in_a_row_leave_a_home_that_starts(torn: bytes) -> None:
+    """Each leaves a segment's name, and of its bytes what a power cut left. By the simulator."""
+    world = World()
+    text, _ = busy(world)
+    number, expected = world.engine.journal.number, world.disk.content(transcript(text))
+    for more in (1, 2, 3):
+        world.disk.put(f"/home/journal/{number + more:04d}.log", torn)
+    world.open()
+    assert world.disk.content(transcript(text)) == expected
+    assert not world.engine.sessions.damaged
