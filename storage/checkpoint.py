@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from callboard.limits import (
     INBOX_DEAD_BYTES_MAX,
-    JOURNAL_SEGMENTS_MAX,
     STORAGE_FULL_PROBE_MS,
 )
 from callboard.messages import Ok
@@ -112,8 +111,12 @@ class Checkpoints:
 
     # --- one checkpoint -----------------------------------------------------------------------
 
-    def begin(self) -> bool:
+    def begin(self, *, compacts: bool = True) -> bool:
         """Begin one; false if the disk is too full for it.
+
+        Args:
+            compacts: whether inboxes may begin new files. Not while a batch is under way: the
+                frame that begins one would stand in front of frames that were planned before it.
 
         Raises:
             Poisoned: a failed write or sync.
@@ -125,7 +128,8 @@ class Checkpoints:
         if engine.files.full:
             self._later()
             return False
-        self._start_compactions()
+        if compacts:
+            self._start_compactions()
         parts = engine.files.take_replacements()
         files, folders = engine.files.take_touched()
         leases = dict(engine.sessions.leases)
@@ -156,14 +160,9 @@ class Checkpoints:
         return True
 
     def _start_compactions(self) -> None:
-        """Write the frames that begin new inbox files; `begin` publishes these.
-
-        Not when a checkpoint was forced by the number of segments: a batch is under way then.
-        """
+        """Write the frames that begin new inbox files; `begin` publishes these."""
         frames: list[Frame] = []
         engine = self.engine
-        if len(engine.journal.numbers) >= JOURNAL_SEGMENTS_MAX:
-            return
         for text in list(self._compact)[:COMPACTIONS_MAX]:
             del self._compact[text]
             state = engine.sessions.cached(text)
@@ -242,14 +241,19 @@ class Checkpoints:
     def _later(self) -> None:
         self._not_before = self.engine.clock.monotonic() + STORAGE_FULL_PROBE_MS / 1_000
 
-    def now(self) -> bool:
-        """Do a whole one, and end the one that runs; false if the disk is too full."""
+    def now(self, *, compacts: bool = True) -> bool:
+        """Do a whole one, and end the one that runs; false if the disk is too full.
+
+        Args:
+            compacts: see `begin`.
+
+        """
         if self._running is not None:
             self.runner.join()
             self.finish()
         if not self.pending:
             return True
-        if not self.begin():
+        if not self.begin(compacts=compacts):
             return False
         self.runner.join()
         return self.finish()

@@ -389,7 +389,7 @@ class Engine:
         if self.journal.size > self.journal.durable:
             self.journal.sync()
         if len(self.journal.numbers) >= JOURNAL_SEGMENTS_MAX:
-            self.checkpoints.now()
+            self.checkpoints.now(compacts=False)  # a batch is under way
         self.journal.rotate()
         self.counters.segments += 1
 

@@ -124,8 +124,12 @@ class _Survey:
         )
 
     def _last(self) -> tuple[Counted, Scan] | None:
-        """Find the last segment that counts; at most one behind it may not (FLT-6b)."""
-        for number in reversed(self.numbers[-2:]):
+        """Find the last segment that counts (FLT-6b).
+
+        As many behind it may not as starts in a row were cut short: each passes over the segment
+        of the one before, which nobody knows to be on the disk (FLT-6d), and may not get further.
+        """
+        for number in reversed(self.numbers):
             tail = self._scan(number)
             if tail.damaged:
                 raise JournalDamaged(segment=number, offset=tail.end)

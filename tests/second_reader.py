@@ -12,7 +12,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -50,7 +50,20 @@ def read_home(path: Path) -> dict[str, Session]:
         for file in path.glob("sessions/*/*/*.jsonl")
         if file.is_file()
     }
-    replay(path, files)
+    return read_files(files, {f.name: f.read_bytes() for f in path.glob("journal/*.log")})
+
+
+def read_files(files: dict[str, bytes], segments: Mapping[str, bytes]) -> dict[str, Session]:
+    """Read every session of a home that is given as bytes.
+
+    Args:
+        files: by path below the home; what the journal says is laid over them.
+        segments: of the journal, by name.
+
+    Raises:
+        Damage: of the journal.
+    """
+    replay(segments, files)
     found: dict[str, Session] = {}
     for name in sorted(files):
         _, key, session_id, stream = name.split("/")
@@ -109,14 +122,14 @@ def segment(data: bytes) -> tuple[list[Frame], int]:
     return found, end
 
 
-def chain_of(path: Path) -> list[list[Frame]]:
+def chain_of(segments: Mapping[str, bytes]) -> list[list[Frame]]:
     """The frames that count, by segment, oldest first (FLT-6)."""
-    numbers = sorted(
-        int(file.stem)
-        for file in path.glob("journal/*.log")
-        if re.fullmatch(r"[0-9]{4,}\.log", file.name)
-    )
-    read = {n: segment((path / f"journal/{n:04d}.log").read_bytes()) for n in numbers}
+    read = {
+        int(name.removesuffix(".log")): segment(data)
+        for name, data in segments.items()
+        if re.fullmatch(r"[0-9]{4,}\.log", name)
+    }
+    numbers = sorted(read)
     while numbers:
         frames, _ = read[numbers[-1]]
         if frames and len(frames) > frames[0].payload["copied"]:
@@ -139,26 +152,29 @@ def chain_of(path: Path) -> list[list[Frame]]:
     return counted
 
 
-def replay(path: Path, files: dict[str, bytes]) -> None:
+def replay(segments: Mapping[str, bytes], files: dict[str, bytes]) -> None:
     """Write what the journal holds since its last checkpoint over the files (FLT-9)."""
-    frames = [frame for part in chain_of(path) for frame in part]
+    frames = [frame for part in chain_of(segments) for frame in part]
     if not frames or frames[-1].payload["k"] == "clean_stop":
         return
     through = max(
         (f.payload["through"] for f in frames if f.payload["k"] == "checkpoint"), default=0
     )
-    cut: set[str] = set()
+    parts: dict[str, list[tuple[int, bytes]]] = {}
     for frame in frames:
         if frame.payload["k"] != "commit" or frame.commit <= through:
             continue
         for name, _, offset, data in frame.payload.get("p", ()):
-            before = files.get(name, b"")
-            if name not in cut or offset == 0:
-                before = before[:offset]
-                cut.add(name)
+            if offset == 0:
+                parts[name] = []  # a new file in the place of the one that earlier parts were for
+            parts.setdefault(name, []).append((offset, data))
+    for name, found in parts.items():
+        before = files.get(name, b"")[: found[0][0]]
+        for offset, data in found:
             if len(before) != offset:
                 raise Damage(f"{name} has {len(before)} bytes where {offset} should be")
-            files[name] = before + data
+            before += data
+        files[name] = before
 
 
 # --- streams --------------------------------------------------------------------------------------

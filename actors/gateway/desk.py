@@ -212,6 +212,7 @@ class Desk:
         if session is not None:
             session.in_flight.pop(request.id, None)
             session.held.pop(request.id, None)
+            self.sessions.may_go(session)
             self.routes.forget_if_idle(session)
 
     def _forget(self, request: Request) -> None:

@@ -27,6 +27,8 @@ class Session:
     state: State = "passive"
     routing_id: str = ""
     """Of the process that activates or lives."""
+    announced: bool = False
+    """The supervisor has told of that process; one that has registered may be ahead of its word."""
     wanted: bool = False
     """It was accepted for, or has work from before: its process is to be started (ACC-2c)."""
     placed: bool = False
@@ -36,6 +38,8 @@ class Session:
     retiring: bool = False
     """It was named to make room; nothing new is handed to it until that is settled."""
     evictable: bool = False
+    said_evictable: bool = False
+    """What it said last; `evictable` is less while something is under way to it."""
     phase: Literal["idle", "open", "sealed", "draining"] = "idle"
     used: int = 0
     """When it was last used: a count that rises."""

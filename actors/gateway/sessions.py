@@ -196,9 +196,10 @@ class Sessions:
         session = self._routes.entry(peer.scope)
         if session.state == "live" and session.routing_id != peer.routing_id:
             self.gone(session)
+        session.announced &= session.routing_id == peer.routing_id
         session.state = "live"
         session.routing_id = peer.routing_id
-        session.evictable = body.evictable
+        session.evictable = session.said_evictable = body.evictable
         session.retiring = False
         self._routes.used(session)
         self._waking.unwant(session)
@@ -212,6 +213,7 @@ class Sessions:
         session = self._incarnation(peer)
         if session is not None:
             session.phase = body.phase
+            session.said_evictable = body.evictable
             session.evictable = body.evictable and not session.in_flight
             if session.evictable and not session.retiring:
                 self._waking.use_room()
@@ -252,7 +254,15 @@ class Sessions:
         if session is None:
             return
         self._granted(self._permits.give_back(session.ref))
-        if not session.in_flight:
+        self.may_go(session)
+
+    def may_go(self, session: Session) -> None:
+        """Take a session at its last word again, once nothing is under way to it.
+
+        A permit's return is no such word (a failed turn may have left input for another one), and
+        what changed nothing in the session, or never reached it, is not followed by one.
+        """
+        if session.said_evictable and not (session.in_flight or session.evictable):
             session.evictable = True
             self._waking.use_room()
 
@@ -277,8 +287,12 @@ class Sessions:
     def running(self, live: dict[str, str], now: int) -> None:
         """Compare what is known with what the supervisor runs: routing ids by session."""
         for session in self._routes:
-            if session.state != "passive" and live.get(session.ref) != session.routing_id:
+            if session.state == "passive" or live.get(session.ref) == session.routing_id:
+                continue
+            if session.announced:
                 self.gone(session)  # its end was told while nobody listened
+            else:
+                session.announced = True  # it may be younger than this list, not than the next
         for ref, routing_id in live.items():
             self.starting(ref, routing_id)
         self._supervised = True
@@ -291,12 +305,13 @@ class Sessions:
         """Note that a process was started for a session."""
         session = self._routes.entry(ref)
         if self._routes.is_dead(routing_id) or session.routing_id == routing_id:
+            session.announced |= session.routing_id == routing_id
             self._routes.forget_if_idle(session)
             return
         if session.state == "live":
             self.gone(session)  # its successor is there, so it is not
         session.state = "activating"
-        session.routing_id = routing_id
+        session.routing_id, session.announced = routing_id, True
         self._routes.settle(session)
 
     def down(self, body: messages.SessionDown, now: int) -> None:
@@ -318,7 +333,8 @@ class Sessions:
         if session.routing_id:
             self._routes.bury(session.routing_id)
         session.state, session.routing_id, session.phase = "passive", "", "idle"
-        session.retiring = session.evictable = False
+        session.announced = False
+        session.retiring = session.evictable = session.said_evictable = False
         session.owed.clear()
         self._silent.discard(session.ref)
         self._routes.settle(session)

@@ -247,6 +247,8 @@ class Session:
         self._is_acquiring = False
         self._is_recovered = False
         self._gateway_up = False
+        self._said_permit = False
+        """Whether the last registration said that a permit is held."""
         self._stops = False
         self._is_releasing = False
         self._is_fenced = False
@@ -281,17 +283,24 @@ class Session:
     def _register(self) -> None:
         if not (self._is_recovered and self._gateway_up) or self._lease is None:
             return
+        self._said_permit = self.box.permit == "held"
         self.port.tell(
             Register(
                 session=self.session,
                 epoch=self._lease.epoch,
-                permit=self.box.permit == "held",
+                permit=self._said_permit,
                 evictable=self.box.is_evictable,
             )
         )
 
     def registered(self) -> None:
-        """Start what waits: the gateway routes here (MBX-16)."""
+        """Start what waits: the gateway routes here (MBX-16).
+
+        An input that brought a permit may have crossed the registration that knew of none; the
+        gateway has taken that permit back, so it is told once more.
+        """
+        if self.box.permit == "held" and not self._said_permit:
+            self._register()
         if not self.is_ready:
             self.is_ready = True
             self.do(Wake(self._fresh()))

@@ -386,6 +386,25 @@ def test_the_gateway_hears_whether_the_session_may_go(stage_for: Open) -> None:
     assert len([one for one in stage.told if isinstance(one, Beat)]) == 2, "every 60 s when idle"
 
 
+@pytest.mark.rule("ADM-7")
+def test_a_permit_that_crossed_a_registration_is_told_again(
+    stage_for: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway took it back when it heard that none was held. Found by the simulator."""
+    stage = stage_for("slow")
+    stage.session.gateway_lost()
+    stage.told.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "tell", stage.told.append)
+        stage.session.gateway_up()
+        stage.send("a", permit=True)
+        stage.session.registered()
+        stage.session.registered()
+    registers = [one for one in stage.told if isinstance(one, Register)]
+    assert [one.permit for one in registers] == [False, True]
+    stage.advance(5_000)
+
+
 @pytest.mark.rule("ADM-7", "FLT-26")
 def test_a_new_gateway_hears_what_the_session_holds(stage_for: Open) -> None:
     stage = stage_for("slow")

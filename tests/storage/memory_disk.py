@@ -29,6 +29,12 @@ class Inode:
     pending: list[tuple[str, int, bytes]] = field(default_factory=list[tuple[str, int, bytes]])
     unsafe: bool = False
 
+    def settle(self) -> None:
+        """Make what is pending durable, and no more: what a failed sync dropped stays lost."""
+        for op in self.pending:
+            apply(self.durable, op)
+        self.pending.clear()
+
 
 def apply(data: bytearray, op: tuple[str, int, bytes]) -> None:
     kind, offset, new = op
@@ -226,8 +232,7 @@ class MemoryDisk:
     def _sync(self, name: str, fd: int) -> None:
         path, inode = self.fds[fd]
         self._call(name, path)
-        inode.durable[:] = inode.seen
-        inode.pending.clear()
+        inode.settle()
 
     def datasync(self, fd: int) -> None:
         self._sync("datasync", fd)

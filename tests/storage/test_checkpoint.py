@@ -130,6 +130,40 @@ def test_too_many_segments_bring_a_checkpoint_before_the_next_frame() -> None:
     assert len(read_home(world.disk.home())[text].acknowledged) == 2 * JOURNAL_SEGMENTS_MAX
 
 
+@pytest.mark.rule("FLT-10", "INB-2")
+def test_a_checkpoint_that_is_forced_while_another_runs_begins_no_inbox_anew() -> None:
+    """It comes in the middle of a batch, whose frames were planned for the inbox as it was.
+
+    Found by the simulator: the first of the two gave segments free, so the second one believed
+    that nobody had forced it.
+    """
+
+    class Slow:
+        def __init__(self) -> None:
+            self.jobs: list[SyncJob] = []
+
+        def start(self, job: SyncJob) -> None:
+            self.jobs.append(job)
+
+        def join(self) -> None:
+            while self.jobs:
+                self.jobs.pop().run()
+
+    world = World(segment_bytes=600, runner=Slow)
+    text, epoch = busy(world, 1)
+    turns = 2 * JOURNAL_SEGMENTS_MAX
+    for n in range(turns):
+        if not world.engine.checkpoints.running:
+            world.engine.checkpoints.begin()
+        world.turn(text, epoch, f"n{n}", f"turn_{n + 10:03d}")
+        assert not world.engine.sessions.damaged
+    assert world.engine.counters.checkpoints > 1
+    expected = world.disk.content(inbox(text)), world.disk.content(transcript(text))
+    world.crash(LoseAll())
+    assert (world.disk.content(inbox(text)), world.disk.content(transcript(text))) == expected
+    assert len(read_home(world.disk.home())[text].acknowledged) == turns + 1
+
+
 @pytest.mark.rule("FLT-6")
 def test_a_frame_larger_than_a_segment_has_one_of_its_own() -> None:
     world = World(segment_bytes=4_096)
@@ -461,3 +495,17 @@ def test_leases_get_into_their_files_at_checkpoints() -> None:
 
 def test_appending_is_a_helper_that_names_its_key() -> None:
     assert appending("w/s", 1, puts=[item("m1")]).key == "m1"
+
+
+@pytest.mark.rule("FLT-6", "FLT-13")
+@pytest.mark.parametrize("torn", [b"", bytes(512)])
+def test_starts_that_were_cut_short_in_a_row_leave_a_home_that_starts(torn: bytes) -> None:
+    """Each leaves a segment's name, and of its bytes what a power cut left. By the simulator."""
+    world = World()
+    text, _ = busy(world)
+    number, expected = world.engine.journal.number, world.disk.content(transcript(text))
+    for more in (1, 2, 3):
+        world.disk.put(f"/home/journal/{number + more:04d}.log", torn)
+    world.open()
+    assert world.disk.content(transcript(text)) == expected
+    assert not world.engine.sessions.damaged

@@ -430,6 +430,67 @@ def test_more_sessions_with_work_than_slots_are_started_one_after_the_other() ->
     assert world.peer_told("activate")[2] == m.Activate(session=ref("b"), evict=[ref("a")])
 
 
+@pytest.mark.rule("RES-2")
+def test_a_session_that_gives_its_permit_back_is_evictable_only_if_it_says_so() -> None:
+    """Its turn may have failed and left an input that is tried again. Found by the simulator."""
+    world = Fixture(resident_sessions=1).ready(waiting=["a", "b"])
+    _, activate, _ = world.peer_told("activate")
+    up = m.Activating(session=ref("a"), routing_id="a" * 32, pid=3)
+    world.from_supervisor(up, cid=activate.id)
+    world.live("a", rid="a" * 32)
+    world.from_session("a", m.PermitAsk(), "p")
+    world.from_session("a", m.Beat(phase="open", evictable=False, pending=1))
+    world.ports.to_peers.clear()
+    world.from_session("a", m.PermitReturn())
+    world.from_session("a", m.Beat(phase="idle", evictable=False, pending=1))
+    assert not world.ports.to_peers
+
+
+@pytest.mark.rule("ADM-7")
+def test_a_session_that_is_younger_than_the_supervisors_list_is_not_taken_for_dead() -> None:
+    """Its registration overtook the list, and what tells of its start. Found by the simulator."""
+    world = Fixture().ready()
+    client = world.connect()
+    routing_id = world.live("a", rid="a" * 32)
+    world.hello([])
+    request = world.ask(client, send("a", "m1"))
+    to, header, _ = world.peer_told("deliver")
+    assert to == routing_id
+    receipt = m.Receipt(
+        accepted=True,
+        message_id="m1",
+        duplicate=False,
+        item_state="pending",
+        delivery="next_turn",
+        queued=1,
+    )
+    world.from_session("a", receipt, cid=header.id)
+    assert world.answer(client, request) == receipt
+    world.hello([])  # now it should have been told of: it has ended
+    route = world.desk.routes.get(ref("a"))
+    assert route is None or route.state == "passive"
+    world.check()
+
+
+@pytest.mark.rule("RES-2")
+def test_a_session_that_answered_is_as_evictable_as_it_last_said() -> None:
+    """Nothing has changed in it, so no beat follows. Found by the simulator."""
+    world = Fixture(resident_sessions=1).ready()
+    client = world.connect()
+    world.live("a")
+    world.ask(client, m.Cancel(session=ref("a")), deadline=500)
+    world.pass_time(1_000)  # it never came, or its answer did not
+    world.ask(client, m.Cancel(session=ref("a")))
+    world.peer_told("cancel_turn")
+    _, header, _ = world.peer_told("cancel_turn")
+    refused = world.ask(client, send("b", "m1"))
+    assert world.error(client, refused)["code"] == "overloaded"
+    world.from_session("a", m.CancelResult(status="not_found"), cid=header.id)
+    world.ask(client, send("b", "m2"))
+    assert isinstance(world.storage_asked()[1], m.Accept)
+    world.check()
+
+
 @pytest.mark.rule("FLT-32")
 def test_a_refused_activation_lets_storage_say_why() -> None:
     world = Fixture().ready(waiting=["a"])
@@ -550,7 +611,8 @@ def test_the_supervisor_is_answered_when_clients_can_be_welcomed() -> None:
 def test_a_supervisor_that_comes_back_says_what_ended_meanwhile() -> None:
     world = Fixture().ready()
     client = world.connect()
-    world.live("a")
+    routing_id = world.live("a")
+    world.from_supervisor(m.SessionUp(session=ref("a"), routing_id=routing_id, pid=2))
     world.live("b", rid="b" * 32)
     world.ask(client, send("a", "m1"))
     world.hello([m.LiveSession(session=ref("b"), routing_id="b" * 32, pid=3)])

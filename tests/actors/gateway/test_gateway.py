@@ -450,6 +450,9 @@ def test_clients_of_a_gateway_without_storage_wait_for_their_welcome(base: Path)
             assert wire.receive()["cid"] == "early"
             wire.send("send", send_body(), "s1")
             assert wire.receive()["body"]["code"] == "storage_unavailable"
+            creation = {"key": "1" * 32, "workspace": str(base), "session_id": "a", "agent": "echo"}
+            wire.send("create_session", creation, "c1")  # there is no epoch to write it under
+            assert wire.receive()["body"]["code"] == "storage_unavailable"
     finally:
         rig.stop()
 
