@@ -140,7 +140,7 @@ class Inbox:
     """Live items by message id, in FIFO order."""
     live_bytes: int = 0
     header_bytes: int = 0
-    tally: Budget | None = None
+    tally: Budget | None = field(default=None, compare=False)
     """`items` by origin, once somebody has asked; as they, never changed in place."""
 
     @property

@@ -145,6 +145,13 @@ class Handle:
         self._begin("open", path)
         return self._disk.open(path, what)
 
+    def open_shared(self, path: str) -> int:
+        self._begin("open", path)
+        return self._disk.open_shared(path)
+
+    def check_folder(self, path: str) -> None:
+        self._disk.check_folder(path)
+
     def create(self, path: str) -> int:
         self._begin("create", path)
         if self._disk.capacity is not None and self._disk.used() >= self._disk.capacity:
@@ -176,6 +183,13 @@ class Handle:
         self._begin("truncate", self._path(fd))
         self._disk.truncate(fd, size)
 
+    def allocate(self, fd: int, size: int) -> None:
+        self._begin("allocate", self._path(fd))
+        self._disk.allocate(fd, size)
+
+    def free(self, path: str) -> int:
+        return self._disk.free(path)
+
     def datasync(self, fd: int) -> None:
         self._begin("datasync", self._path(fd))
         self._synced(self._disk.datasync, fd)
@@ -202,6 +216,10 @@ class Handle:
     def rename(self, old: str, new: str) -> None:
         self._begin("rename", new)
         self._disk.rename(old, new)
+
+    def link(self, old: str, new: str) -> None:
+        self._begin("link", new)
+        self._disk.link(old, new)
 
     def unlink(self, path: str) -> None:
         self._begin("unlink", path)

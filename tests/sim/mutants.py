@@ -116,7 +116,8 @@ def _torn_bytes(world: World) -> list[Patch]:
 
 def _stale_epoch(world: World) -> list[Patch]:
     def append(engine: Engine, body: m.Append, moment: Any) -> Any:
-        return admit.plan_append(requests.find(engine, body.session), body, moment)
+        state = requests.find(engine, body.session)
+        return admit.plan_append(state, body, moment, engine.artifacts)
 
     handlers = {**requests._HANDLERS, "append": ("session", append)}
     return [(requests, "_HANDLERS", handlers)]
