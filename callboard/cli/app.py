@@ -7,7 +7,7 @@ from typing import Annotated, Protocol, cast
 
 import typer
 
-from callboard.cli import demo, plane, sessions
+from callboard.cli import demo, health, plane, sessions
 from callboard.cli.options import HomeOption
 
 COMMANDS = (
@@ -21,6 +21,8 @@ COMMANDS = (
     sessions.cancel,
     sessions.ls,
     sessions.show,
+    health.verify,
+    health.doctor,
 )
 
 
