@@ -121,6 +121,7 @@ class TranscriptCheck:
         self.live, self.artifacts = live, artifacts
         self.seen = Seen()
         self._tap = Tap()
+        self._sound = 0
         self._ts = ""
         self._acknowledged: tuple[Record, InboxAcknowledged] | None = None
         self._marked = expected.mark is None
@@ -140,12 +141,12 @@ class TranscriptCheck:
                 if isinstance(item, Gap):
                     yield self._gap(item)
                     continue
-                sound_to = self._tap.end
+                sound_to, self._sound = self._tap.end, self._tap.number
                 if item.record.commit > expected.as_of:
                     yield self._find("beyond_journal", detail=f"commit {item.record.commit}")
                     return
                 self.seen.bytes += len(item.data)
-                yield from self._take(item.record)
+                yield from self.take(item.record)
         except SessionDamaged as damaged:
             self.seen.damaged = True
             yield self._find(_kind_of(str(damaged.carried["damage"])))
@@ -168,7 +169,8 @@ class TranscriptCheck:
 
     # --- one record
 
-    def _take(self, record: Record) -> Iterator[Finding]:
+    def take(self, record: Record) -> Iterator[Finding]:
+        """Judge one sound record against those before it."""
         seen, data = self.seen, record.data
         yield from self._laws(record)
         seen.records += 1
@@ -227,7 +229,7 @@ class TranscriptCheck:
         if not self._marked and mark is not None and not seen.damaged:
             self.seen.damaged = True
             detail = f"{seen.bytes} bytes where {mark.length} were"
-            line = self._tap.number + 1
+            line = self._sound + 1
             yield Finding("truncated", self.file, line, seen.bytes, str(self.ref), detail)
         elif torn and self.expected.settled:
             yield self._find("torn_tail")

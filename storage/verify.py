@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -426,7 +427,7 @@ class _Session:
             return frozenset()
         there: set[str] = set()
         for name in names:
-            if len(name) == _DIGEST_CHARS and (digest := _hash(folder / name)) is not None:
+            if _DIGEST.match(name) and (digest := _hash(folder / name)) is not None:
                 there.add(name)
                 self.of.totals.artifacts += 1
                 if digest != name:
@@ -434,7 +435,7 @@ class _Session:
         return frozenset(there)
 
 
-_DIGEST_CHARS: Final = 64
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 _PIECE: Final = 1 << 16
 
 
