@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,7 +227,7 @@ def _set_mode(home: Home, action: Action) -> str:
 
 
 @contextmanager
-def _writer_lock(home: Home) -> Iterator[None]:
+def _writer_lock(home: Home) -> Generator[None]:
     """Be the one writer of the home."""
     fd = names.open_state(home.writer_lock, os.O_RDWR | os.O_CREAT, what="journal")
     try:

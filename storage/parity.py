@@ -100,7 +100,7 @@ class IndexBook:
             return None if late or unlisted else "no row"
         if alone and row.metadata.last_seq > seen.fold.seq:
             return f"{row.metadata.last_seq} records where the file has {seen.fold.seq}"
-        if file != row.file or file.size != seen.bytes:
+        if row.file != file or row.file.size != seen.bytes:
             return None
         open_turn = seen.fold.turn.turn_id if seen.fold.turn else None
         told = metadata_of(ref, seen.fold), seen.fold.created_commit, open_turn

@@ -37,6 +37,8 @@ from tests.storage.small_home import (
 from tests.storage.test_verify import lease
 from tests.storage.world import item
 
+Change = Callable[[Path], object]
+
 
 @pytest.fixture(scope="module")
 def with_frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -110,19 +112,20 @@ def with_actor(home: Home, act: Callable[[Client, int], None]) -> None:
 # --- transcripts --------------------------------------------------------------------------------
 
 
+TRANSCRIPT_DAMAGES: dict[str, Change] = {
+    "bit": lambda path: flip(path, offset_of(path, 2) + 30),
+    "last line end": lambda path: flip(path, path.stat().st_size - 1),
+    "cut": lambda path: os.truncate(path, offset_of(path, 9)),
+    "foreign line": lambda path: path.write_bytes(path.read_bytes() + b'{"no":"record"}\n'),
+    "NULs": lambda path: path.write_bytes(
+        path.read_bytes()[: offset_of(path, 3)] + bytes(700) + b"\n"
+    ),
+    "empty": lambda path: path.write_bytes(b""),
+}
+
+
 @pytest.mark.rule("REC-4")
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: flip(path, offset_of(path, 2) + 30),
-        lambda path: flip(path, path.stat().st_size - 1),
-        lambda path: os.truncate(path, offset_of(path, 9)),
-        lambda path: path.write_bytes(path.read_bytes() + b'{"no":"record"}\n'),
-        lambda path: path.write_bytes(path.read_bytes()[: offset_of(path, 3)] + bytes(700) + b"\n"),
-        lambda path: path.write_bytes(b""),
-    ],
-    ids=["bit", "last line end", "cut", "foreign line", "NULs", "empty"],
-)
+@pytest.mark.parametrize("damage", TRANSCRIPT_DAMAGES.values(), ids=TRANSCRIPT_DAMAGES)
 def test_a_transcript_is_put_back_from_the_journal(
     home: Home, damage: Callable[[Path], object]
 ) -> None:
@@ -285,16 +288,15 @@ def test_an_inbox_without_frames_is_named_and_left_alone(bare: Home) -> None:
 # --- leases -------------------------------------------------------------------------------------
 
 
+LEASE_DAMAGES: dict[str, Change] = {
+    "malformed": lambda path: path.write_bytes(b"{"),
+    "gone": lambda path: path.unlink(),
+    "another": lambda path: path.write_bytes(path.read_bytes().replace(b'"epoch":1', b'"epoch":9')),
+}
+
+
 @pytest.mark.rule("LSE-4")
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_bytes(b"{"),
-        lambda path: path.unlink(),
-        lambda path: path.write_bytes(path.read_bytes().replace(b'"epoch":1', b'"epoch":9')),
-    ],
-    ids=["malformed", "gone", "another"],
-)
+@pytest.mark.parametrize("damage", LEASE_DAMAGES.values(), ids=LEASE_DAMAGES)
 def test_a_lease_is_given_back_above_every_epoch(
     home: Home, damage: Callable[[Path], object]
 ) -> None:

@@ -9,8 +9,9 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import apsw
 import pytest
@@ -77,7 +78,7 @@ def copy(model: Path, path: Path) -> Home:
     shutil.copytree(model, path, symlinks=True)
     with apsw.Connection(str(path / "index.sqlite3")) as db:
         for file in path.glob("sessions/*/*/transcript.jsonl"):
-            db.execute(
+            db.execute(  # pyright: ignore[reportUnknownMemberType]
                 "UPDATE sessions SET inode = ?, mtime_ns = ? WHERE session_id = ?",
                 (file.stat().st_ino, file.stat().st_mtime_ns, file.parent.name),
             )
@@ -115,7 +116,8 @@ def test_a_home_that_is_not_there_has_nothing_wrong(tmp_path: Path) -> None:
 # --- each damage --------------------------------------------------------------------------------
 
 
-class Plant(NamedTuple):
+@dataclass(frozen=True)
+class Plant:
     """A damage, and what has to be said of it."""
 
     name: str
@@ -183,7 +185,7 @@ def drop_frames(home: Home) -> None:
 
 def sql(home: Home, text: str) -> None:
     with apsw.Connection(str(home.index)) as db:
-        db.execute(text)
+        db.execute(text)  # pyright: ignore[reportUnknownMemberType]
 
 
 def artifact(home: Home) -> Path:
@@ -220,7 +222,7 @@ def cut_to_line(path: Path, line: int) -> None:
     os.truncate(path, offset_of(path, line))
 
 
-PLANTS = (
+PLANTS: tuple[Plant, ...] = (
     Plant("a bit of a transcript", lambda h: flip(transcript(h), offset_of(transcript(h), 5) + 40),
           "bad_line", f"{DONE}/transcript.jsonl", 5, start_of(5)),
     Plant("two lines swapped", lambda h: edit_lines(transcript(h), swap),

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import apsw
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from callboard.home import Home
 from callboard.storage.catalog import CatalogQuery, list_sessions
 from callboard.storage.frames import frames
+from callboard.storage.index import IndexReader
 from callboard.storage.journal import survey
 from callboard.storage.leases import read_lease
 from callboard.storage.readers import open_home
@@ -169,5 +169,5 @@ def test_every_byte_of_the_small_files(home: Home, name: str) -> None:
 
 def test_the_untouched_home_is_clean(home: Home) -> None:
     assert list(verify(home.root)) == []
-    with apsw.Connection(str(home.index)) as db:
-        assert list(db.execute("SELECT count(*) FROM sessions")) == [(3,)]
+    with IndexReader(home, open_home(home.root).home_id) as index:
+        assert len(list(index.known())) == 3

@@ -21,7 +21,7 @@ def test_a_running_writer_is_no_finding_and_is_not_held_up(plane: RealPlane, kil
     ended = threading.Event()
     killer = threading.Thread(target=_kill_storage, args=(plane, oracle, kills))
     killer.start()
-    waiter = threading.Thread(target=lambda: (oracle.join(), ended.set()))
+    waiter = threading.Thread(target=_join, args=(oracle, ended))
     waiter.start()
     looks, seen_up, records = 0, 0, 0
     while not ended.is_set():
@@ -44,3 +44,10 @@ def _kill_storage(plane: RealPlane, oracle: Oracle, times: int) -> None:
         until(lambda n=n: oracle.done > 30 * (n + 1))  # type: ignore[misc]
         kill(plane.pid("storage"))
         time.sleep(0.2)
+
+
+def _join(oracle: Oracle, ended: threading.Event) -> None:
+    try:
+        oracle.join()
+    finally:
+        ended.set()
