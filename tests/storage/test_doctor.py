@@ -37,6 +37,7 @@ from tests.storage.small_home import (
 from tests.storage.test_verify import lease
 from tests.storage.world import item
 
+pytestmark = pytest.mark.damages_home("it is what these tests are about")
 Change = Callable[[Path], object]
 
 

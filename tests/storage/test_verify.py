@@ -7,8 +7,7 @@ import json
 import os
 import random
 import shutil
-import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -52,6 +51,7 @@ from tests.storage.small_home import (
 )
 from tests.storage.world import World
 
+pytestmark = pytest.mark.damages_home("it is what these tests are about")
 Damage = Callable[[Home], object]
 KEY = the("done").workspace_key
 DONE = f"sessions/{KEY}/done"
@@ -366,10 +366,8 @@ def test_the_plants_are_every_kind_but_those_of_tests_of_their_own() -> None:
 
 
 @pytest.fixture
-def maker(tmp_path: Path) -> Generator[HomeMaker]:
-    path = Path(tempfile.mkdtemp(prefix="cb"))
-    yield HomeMaker(path / "home")
-    shutil.rmtree(path, ignore_errors=True)
+def maker(base: Path) -> HomeMaker:
+    return HomeMaker(base / "home")
 
 
 def test_a_record_with_an_id_that_was_is_named(home: Home) -> None:

@@ -13,6 +13,7 @@ import pytest
 from callboard.storage.frames import Commit
 from tests.storage.readers.homes import HomeMaker, said, turn_completed, turn_started
 
+pytestmark = pytest.mark.damages_home("it is what these tests are about")
 ROOM = 64 << 20
 """What verify gets beside the interpreter and its libraries."""
 SIZE = 160 << 20
