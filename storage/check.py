@@ -132,6 +132,9 @@ class TranscriptCheck:
         Args:
             lines: of the whole file.
 
+        Raises:
+            NotFound, SessionDamaged: the lines' own, before the first one.
+
         """
         expected = self.expected
         as_of = NEVER if expected.alone else expected.as_of
@@ -148,6 +151,8 @@ class TranscriptCheck:
                 self.seen.bytes += len(item.data)
                 yield from self.take(item.record)
         except SessionDamaged as damaged:
+            if not self._tap.number:
+                raise  # the file was not opened: it is not of our own
             self.seen.damaged = True
             yield self._find(_kind_of(str(damaged.carried["damage"])))
             return

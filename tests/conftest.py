@@ -14,7 +14,7 @@ import pytest
 import zmq
 from hypothesis import HealthCheck, settings
 
-from tests.whole import complaints, short_folder
+from tests.whole import judge, short_folder
 
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
@@ -84,4 +84,4 @@ def _whole_homes(request: pytest.FixtureRequest) -> Iterator[None]:
         path = request.getfixturevalue("tmp_path")
     yield
     if path is not None and not _damages_home(request):
-        assert complaints(path) == []
+        judge(path)

@@ -34,6 +34,13 @@ def complaints(folder: Path) -> list[str]:
     return [f"{home}: {one.text()}" for home in homes_in(folder) for one in verify(home)]
 
 
+def judge(folder: Path) -> None:
+    """Fail if anything is wrong with a home in a folder."""
+    found = complaints(folder)
+    if found:
+        raise AssertionError("\n".join(("verify finds:", *found)))
+
+
 @contextmanager
 def short_folder(*, whole: bool = True) -> Generator[Path]:
     """A folder whose path is short enough for sockets; the homes in it must be whole at its end.
@@ -46,6 +53,6 @@ def short_folder(*, whole: bool = True) -> Generator[Path]:
     try:
         yield folder
         if whole:
-            assert complaints(folder) == []
+            judge(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
