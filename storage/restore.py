@@ -9,14 +9,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from callboard.errors import JournalDamaged, NotFound, SessionDamaged, StorageUnreadable
+from callboard.errors import (
+    FormatUnsupported,
+    JournalDamaged,
+    NotFound,
+    SessionDamaged,
+    StorageUnreadable,
+)
 from callboard.home import Home
 from callboard.ids import SessionRef
 from callboard.limits import INBOX_BYTES_MAX, READ_RETRIES_MAX, RECORD_BYTES_MAX
 from callboard.storage.check import Expected, InboxCheck, TranscriptCheck
 from callboard.storage.frames import Commit, FileMark
 from callboard.storage.journal import Journal, commits
-from callboard.storage.lines import NEVER, Hole, split
+from callboard.storage.lines import NEVER, Hole, Sound, check_transcript, split
 from callboard.storage.source import (
     StartOver,
     View,
@@ -84,33 +90,48 @@ def _sound(
     file = key_of(home, path)
     marks = journal.checkpoint.files if journal.checkpoint else ()
     mark = next((one for one in marks if one.file == file), None)
+    least = _last_sound(ref, path, journal.last_commit)
     if overlay is not None:
         view = View(NEVER, -1, Tail(overlays={file: overlay}))
         found = Restored(lambda: pieces_of(home, view, path), "journal")
-        if _is_sound(found.pieces, ref, file, journal.last_commit, mark):
+        if _is_sound(found.pieces, ref, file, journal.last_commit, mark, least):
             return found
     if mark is not None:
         length = mark.length
         found = Restored(lambda: read_from(path, 0, length), "checkpoint")
-        if _is_sound(found.pieces, ref, file, journal.last_commit, mark):
+        if _is_sound(found.pieces, ref, file, journal.last_commit, mark, least):
             return found
     return None
 
 
+def _last_sound(ref: SessionRef, path: Path, last_commit: int) -> int:
+    """Give the last seq that the damaged transcript itself still has; 0 of an inbox."""
+    seq = 0
+    if path.name != "transcript.jsonl":
+        return seq
+    try:
+        lines = split(read_from(path), RECORD_BYTES_MAX)
+        for item in check_transcript(lines, ref, as_of=last_commit):
+            if isinstance(item, Sound):
+                seq = item.record.seq
+    except (NotFound, SessionDamaged, FormatUnsupported):
+        pass  # what was read until there counts
+    return seq
+
+
 def _is_sound(
-    pieces: Pieces, ref: SessionRef, file: str, last_commit: int, mark: FileMark | None
+    pieces: Pieces, ref: SessionRef, file: str, last_commit: int, mark: FileMark | None, least: int
 ) -> bool:
+    """Tell whether nothing is wrong with a file, and no record is lost that the present one has."""
     expected = Expected(last_commit, mark=mark)
     try:
         if file.endswith("/inbox.jsonl"):
             found = InboxCheck(ref, file, expected).run(split(pieces(), INBOX_BYTES_MAX))
-        else:
-            check = TranscriptCheck(ref, file, expected)
-            found = (
-                one
-                for one in check.run(split(pieces(), RECORD_BYTES_MAX))
-                if one.kind != "artifact_missing"
-            )
-        return next(iter(found), None) is None
+            return next(iter(found), None) is None
+        check = TranscriptCheck(ref, file, expected)
+        wrong = any(
+            one.kind != "artifact_missing" for one in check.run(split(pieces(), RECORD_BYTES_MAX))
+        )
     except (NotFound, SessionDamaged):
         return False
+    return not wrong and check.seen.fold.seq >= max(least, 1)

@@ -304,7 +304,7 @@ class _Session:
         transcript, inbox = home.transcript(self.ref), home.inbox(self.ref)
         found += against(self.ref, key_of(home, transcript), key_of(home, inbox), seen, items)
         self._lease(found, seen)
-        if not seen.damaged and self._settled(transcript):
+        if seen.fold.exists and not seen.damaged and self._settled(transcript):
             after = self.ground.reader.file(self.ref)
             still = before is not None and before == after
             found += self.index.compare(

@@ -120,7 +120,7 @@ def test_no_home_is_said(words: list[str], tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.rule("FLT-28", "REC-7")
+@pytest.mark.rule("REC-7")
 def test_with_a_plane_verify_reads_and_repair_is_refused(base: Path) -> None:
     with callboard.testing.plane(base) as plane:
         session = plane.create_session(agent="echo", workspace=base)

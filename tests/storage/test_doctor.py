@@ -125,7 +125,7 @@ TRANSCRIPT_DAMAGES: dict[str, Change] = {
 }
 
 
-@pytest.mark.rule("REC-4")
+@pytest.mark.rule("REC-4", "A10")
 @pytest.mark.parametrize("damage", TRANSCRIPT_DAMAGES.values(), ids=TRANSCRIPT_DAMAGES)
 def test_a_transcript_is_put_back_from_the_journal(
     home: Home, damage: Callable[[Path], object]
@@ -155,7 +155,7 @@ def test_a_transcript_that_is_gone_is_put_back(home: Home) -> None:
     assert kinds(home) == set()
 
 
-@pytest.mark.rule("REC-4")
+@pytest.mark.rule("REC-4", "A10")
 def test_without_frames_what_is_sound_goes_into_a_new_session(bare: Home) -> None:
     path, ref = transcript(bare), the("done")
     good = lines(path)
@@ -327,7 +327,6 @@ def test_an_owner_that_cannot_be_proven_loses_its_lease(tmp_path: Path) -> None:
 # --- modes, index, and what nobody can put right ------------------------------------------------
 
 
-@pytest.mark.rule("FLT-19")
 def test_modes_are_put_right(home: Home) -> None:
     transcript(home).chmod(0o644)
     home.sessions.chmod(0o755)
@@ -347,7 +346,6 @@ def test_the_index_is_made_anew(home: Home) -> None:
     assert [done.result for done in repaired(home)] == ["kept as index.bad-2"]
 
 
-@pytest.mark.rule("FLT-7")
 def test_a_damaged_journal_is_named_and_not_touched(home: Home) -> None:
     flip(home.journal / "0001.log", 4_000)
     flip(transcript(home), offset_of(transcript(home), 2) + 30)
@@ -373,7 +371,6 @@ def test_one_session_alone(home: Home) -> None:
     assert kinds(home) == {"bad_line", "wrong_mode"}
 
 
-@pytest.mark.rule("FLT-28")
 def test_a_storage_actor_at_work_is_not_disturbed(home: Home) -> None:
     storage = StorageProcess(home.root.parent)
     try:
@@ -425,7 +422,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]
     monkeypatch.undo()
 
 
-@pytest.mark.rule("FLT-13", "REC-4")
+@pytest.mark.rule("REC-4")
 @pytest.mark.parametrize("frames", [True, False])
 def test_a_repair_may_be_interrupted_anywhere(
     with_frames: Path,

@@ -331,6 +331,7 @@ PLANTS: tuple[Plant, ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.rule("T-16")
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
 def test_a_damage_is_found_in_its_place(home: Home, plant: Plant) -> None:
     plant.damage(home)
@@ -378,7 +379,6 @@ def test_a_record_with_an_id_that_was_is_named(home: Home) -> None:
     assert (found.kind, found.line) == ("duplicate_record", 4)
 
 
-@pytest.mark.rule("FLT-9")
 def test_whole_lines_behind_the_journaled_end_are_foreign(
     models: dict[Ending, Path], tmp_path: Path
 ) -> None:
@@ -460,7 +460,6 @@ def lease(ref: SessionRef, **fields: object) -> bytes:
     return json.dumps(known | fields, separators=(",", ":")).encode()
 
 
-@pytest.mark.rule("LSE-4")
 def test_an_owner_that_cannot_be_proven_is_named(maker: HomeMaker) -> None:
     book = maker.new("s", "/u/a")
     maker.commit((book, [updated()]), leases=[(str(book.ref), lease(book.ref))])
@@ -533,7 +532,6 @@ def test_a_row_is_compared_when_no_stat_shows_a_change(home: Home) -> None:
     assert (found.kind, found.detail) == ("index_differs", "another state")
 
 
-@pytest.mark.rule("FLT-9")
 @pytest.mark.parametrize("seed", range(60))
 def test_no_legal_crash_state_is_a_finding(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

@@ -61,7 +61,6 @@ def test_a_large_transcript_fits(tmp_path: Path) -> None:
     assert peak < ROOM
 
 
-@pytest.mark.rule("FLT-57")
 def test_a_line_without_an_end_fits(tmp_path: Path) -> None:
     maker, turns = fill(tmp_path / "home", 1 << 20)
     (path,) = maker.home.sessions.glob("*/*/transcript.jsonl")
