@@ -162,10 +162,10 @@ _FINDINGS: Final = """
 
 What `callboard verify` may find, in alphabetical order. A finding is a state that no legal run of
 callboard leaves behind, crashes included. It names the file below the home, the line or the byte,
-and never what stands there. With `--json` each is one object a line, `{"finding": {…}}` with `kind`,
-`file`, `line`, `offset`, `session`, `detail`, `message` and `way_out`, as far as they are known; the
-last object counts what was looked at. `salvaged_as` names the session that holds what was sound of
-a damaged one: such a finding is settled and does not count.
+and never what stands there. With `--json` each is one object a line, `{"finding": {…}}`, with
+`kind`, `file`, `line`, `offset`, `session`, `detail`, `message` and `way_out` as far as they are
+known; the last object counts what was looked at. `salvaged_as` names the session that holds what
+was sound of a damaged one: such a finding is settled and does not count.
 
 What `callboard doctor --repair` does: *restore* puts the file back from the journal, or where that
 has no frames of it any more, writes what is sound of a transcript into a new session; *cut tail*

@@ -212,7 +212,7 @@ def test_b089_empty_locks_of_a_start_that_died_are_in_nobodys_way(home: Home) ->
 
 def test_b114_the_index_is_checked_by_its_own_means_too(home: Home) -> None:
     with apsw.Connection(str(home.index)) as db:
-        db.pragma("writable_schema", True)
+        db.pragma("writable_schema", True)  # pyright: ignore[reportUnknownMemberType]
         db.execute("UPDATE sqlite_schema SET sql = replace(sql, 'recency,', 'created_at,')")  # pyright: ignore[reportUnknownMemberType]
     assert kinds(home) == {"index_unusable"}
 

@@ -18,6 +18,7 @@ import pytest
 from callboard.home import Home, boot_id
 from callboard.ids import SessionRef
 from callboard.records import PartCreated, Record, first_chain, link, split_chain
+from callboard.storage.catalog import CatalogQuery, list_sessions
 from callboard.storage.check import Expected, TranscriptCheck, against
 from callboard.storage.findings import MEANINGS, Finding, Kind, first_of_each_file
 from callboard.storage.frames import frames
@@ -551,3 +552,15 @@ def test_no_legal_crash_state_is_a_finding(tmp_path: Path, seed: int) -> None:
         if name.startswith("/home/"):
             write(home.root / name.removeprefix("/home/"), data)
     assert [one.text() for one in verify(home.root)] == []
+
+
+@pytest.mark.rule("A86")
+def test_a_transcript_that_was_cut_from_outside_is_named_and_listed_as_it_is(home: Home) -> None:
+    os.truncate(transcript(home), offset_of(transcript(home), 15))
+    page = list_sessions(home, CatalogQuery(include_children=True))
+    home.index.rename(home.index.with_name("index.sqlite3-away"))
+    scan = list_sessions(home, CatalogQuery(include_children=True))
+    home.index.with_name("index.sqlite3-away").rename(home.index)
+    assert (page.source, scan.source) == ("index", "scan")
+    assert [row.to_json() for row in page.rows] == [row.to_json() for row in scan.rows]
+    assert {one.session for one in found_in(home)} == {str(the("done"))}
