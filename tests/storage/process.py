@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -122,6 +123,7 @@ class Client:
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.connect(f"ipc://{runtime.storage}")
         self._count = 0
+        self._group: deque[bytes] = deque()
 
     def send(self, body: m.Body, request: str = "") -> str:
         self._count += 1
@@ -131,9 +133,11 @@ class Client:
         return name
 
     def receive(self, timeout_ms: int = 20_000) -> tuple[str, m.Body]:
-        if not self.socket.poll(timeout_ms):
-            raise TimeoutError
-        header, body = self.socket.recv_multipart()
+        if not self._group:  # heads and bodies in turn (ADR 0090)
+            if not self.socket.poll(timeout_ms):
+                raise TimeoutError
+            self._group.extend(self.socket.recv_multipart())
+        header, body = self._group.popleft(), self._group.popleft()
         head = decode_header(header)
         return head.cid, decode_body(head.kind, body)
 

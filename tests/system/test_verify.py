@@ -17,14 +17,14 @@ def test_a_running_writer_is_no_finding_and_is_not_held_up(plane: RealPlane, kil
     plane.up(journal_segment_bytes=1 << 20)
     client = plane.connect()
     sessions = [plane.create(client, f"s{n}") for n in range(3)]
-    oracle = Oracle(plane, sessions, 40).start()
+    oracle = Oracle(plane, sessions, 150).start()
     ended = threading.Event()
     killer = threading.Thread(target=_kill_storage, args=(plane, oracle, kills))
     killer.start()
     waiter = threading.Thread(target=_join, args=(oracle, ended))
     waiter.start()
     looks, seen_up, records = 0, 0, 0
-    while not ended.is_set():
+    while not ended.is_set() or looks < 3:
         totals = Totals()
         assert [one.text() for one in verify(plane.home.root, totals)] == []
         looks, seen_up = looks + 1, seen_up + totals.plane_up
@@ -32,7 +32,6 @@ def test_a_running_writer_is_no_finding_and_is_not_held_up(plane: RealPlane, kil
     waiter.join()
     killer.join()
     oracle.judge()
-    assert looks > 1
     assert seen_up
     assert records
     assert plane.down() == 0
@@ -41,7 +40,7 @@ def test_a_running_writer_is_no_finding_and_is_not_held_up(plane: RealPlane, kil
 
 def _kill_storage(plane: RealPlane, oracle: Oracle, times: int) -> None:
     for n in range(times):
-        until(lambda n=n: oracle.done > 30 * (n + 1))  # type: ignore[misc]
+        until(lambda n=n: oracle.done > 100 * (n + 1))  # type: ignore[misc]
         kill(plane.pid("storage"))
         time.sleep(0.2)
 
