@@ -426,6 +426,8 @@ LOG_FILE_BYTES_MAX: Final[int] = 16_777_216  # FLT-60
 LOG_FILES_KEPT_MAX: Final[int] = 5  # FLT-60: files per actor
 REDACT_CARRY_CHARS: Final[int] = 200  # FLT-61
 TOKEN_BYTES: Final[int] = 32  # FLT-62
+FINDINGS_PER_FILE_MAX: Final[int] = 20  # section 5.1: findings
+VERIFY_LOOKS: Final[int] = 3  # section 5.1: looks at what a running writer may be changing
 
 # ---- The beyond page, section 2 ----
 

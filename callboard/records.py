@@ -466,6 +466,7 @@ def stamp_record(
     turn_id: str | None,
     data: bytes,
     before: str,
+    origin: bytes | None = None,
 ) -> tuple[bytes, str]:
     """Put the envelope around a record's data.
 
@@ -480,6 +481,7 @@ def stamp_record(
         turn_id: the turn it belongs to, or none.
         data: compact JSON of an object, kept byte for byte.
         before: the chain of the line before it.
+        origin: compact JSON {session_id, seq, id} of the record that this one was copied from.
 
     Returns:
         The line with its LF, and its chain.
@@ -491,7 +493,8 @@ def stamp_record(
         f'"ts":"{ts}","workspace_key":"{ref.workspace_key}","session_id":"{ref.session_id}",'
         f'"type":"{kind}","turn_id":{turn},"data":'
     ).encode()
-    return _close(head + data, before)
+    tail = b"" if origin is None else b',"origin":' + origin
+    return _close(head + data + tail, before)
 
 
 def stamp_op(

@@ -423,6 +423,19 @@ class IndexReader:
         found = self._db.first("row", ref)
         return CatalogRow.from_values(found) if found else None
 
+    def integrity(self) -> str:
+        """Say `ok`, or what is wrong with the file's own structure."""
+        found = self._db.first("integrity")
+        return str(found[0]) if found else "nothing was said"
+
+    def known(self) -> Iterator[SessionRef]:
+        """Name every session and every folder that there is a row of."""
+        return (SessionRef(str(key), str(name)) for key, name, *_ in self._db.rows("stats"))
+
+    def is_unlisted(self, ref: SessionRef) -> bool:
+        """Tell whether a folder is known as one whose transcript does not say whose it is."""
+        return self._db.first("unlisted", ref) is not None
+
     def damaged(self, scope: Scope) -> dict[SessionRef, str]:
         """Name the damaged sessions of a scope, with what is wrong with them."""
         found = self._db.rows("damaged", _bindings(scope))

@@ -144,3 +144,11 @@ WHERE damage_code NOT NULL AND (:workspace IS NULL OR workspace_key = :workspace
 UNION ALL
 SELECT workspace_key, session_id, code FROM unlisted
 WHERE :workspace IS NULL OR workspace_key = :workspace;
+
+-- name: integrity
+-- Says `ok`, or the first thing that is wrong with the file's own structure.
+PRAGMA integrity_check(1);
+
+-- name: unlisted
+-- Tells whether a folder is known as one whose transcript does not say whose it is.
+SELECT code FROM unlisted WHERE workspace_key = ? AND session_id = ?;

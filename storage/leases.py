@@ -104,6 +104,8 @@ def read_lease(data: bytes, ref: SessionRef) -> Lease:
     """
     try:
         lease = Lease.model_validate_json(data)
+        if lease.held:
+            lease.owner()  # an owner that no process can be is malformed too
     except ValidationError:
         raise OwnerUnprovable from None
     if (lease.workspace_key, lease.session_id) != ref:

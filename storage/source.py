@@ -66,7 +66,7 @@ class View(NamedTuple):
     tail: Tail
 
 
-class _StartOver(Exception):
+class StartOver(Exception):
     """The ground moved under a reader."""
 
 
@@ -116,7 +116,7 @@ def look(home: Home, runtime: Runtime, home_id: str, at_least: int = 0) -> View:
         try:
             view = _beside(home, runtime, home_id, holder) if holder else None
             view = view or _alone(home, home_id, holder)
-        except _StartOver:
+        except StartOver:
             continue
         except JournalDamaged:
             if holder_of(home) == holder == 0:
@@ -137,8 +137,8 @@ def journal_tail(home: Home, home_id: str, as_of: int) -> Tail:
     """Read the journal's tail beside a writer, up to a commit that it has synced."""
     for _ in range(READ_RETRIES_MAX + 1):
         try:
-            return _tail(home, _survey(home, home_id), as_of)
-        except (_StartOver, JournalDamaged):
+            return _tail(home, read_journal(home, home_id), as_of)
+        except (StartOver, JournalDamaged):
             continue
     raise StorageUnreadable
 
@@ -146,25 +146,25 @@ def journal_tail(home: Home, home_id: str, as_of: int) -> Tail:
 def _beside(home: Home, runtime: Runtime, home_id: str, holder: int) -> View | None:
     """Answer for the last synced commit (FLT-12a); none while the writer is still starting."""
     until = time.monotonic() + CATCH_UP_S
-    pair = _durable(runtime)
+    pair = read_durable(runtime)
     if pair is None:
         return None
     as_of, in_files = pair
     while in_files < as_of and time.monotonic() < until:
         time.sleep(PAUSE_S)
-        now = _durable(runtime)
+        now = read_durable(runtime)
         if now is None:
-            raise _StartOver
+            raise StartOver
         in_files = now[1]
     tail = Tail(through=as_of)
     if in_files < as_of:
-        tail = _tail(home, _survey(home, home_id), as_of)
+        tail = _tail(home, read_journal(home, home_id), as_of)
     return View(as_of, holder, tail)
 
 
 def _alone(home: Home, home_id: str, holder: int) -> View:
     """Decide from the journal, as recovery would (FLT-12b, FLT-12c)."""
-    journal = _survey(home, home_id)
+    journal = read_journal(home, home_id)
     if journal.clean is not None:
         damaged = journal.checkpoint.damaged if journal.checkpoint else ()
         tail = tail_of((), through=journal.last_commit, damaged=damaged, as_of=0)
@@ -172,36 +172,45 @@ def _alone(home: Home, home_id: str, holder: int) -> View:
     return View(journal.last_commit, holder, _tail(home, journal, journal.last_commit))
 
 
-def _survey(home: Home, home_id: str) -> Journal:
-    return survey(segment_numbers(names_in(home.journal)), _segments(home), home_id)
+def read_journal(home: Home, home_id: str) -> Journal:
+    """Decide what the journal holds, as recovery would; see `journal.survey`."""
+    return survey(segment_numbers(names_in(home.journal)), segments_of(home), home_id)
 
 
 def _tail(home: Home, journal: Journal, as_of: int) -> Tail:
     return tail_of(
-        commits(journal, _segments(home)),
+        commits(journal, segments_of(home)),
         through=journal.through,
         damaged=journal.checkpoint.damaged if journal.checkpoint else (),
         as_of=as_of,
     )
 
 
-def _durable(runtime: Runtime) -> tuple[int, int] | None:
+def read_durable(runtime: Runtime) -> tuple[int, int] | None:
+    """Read the two commits of `run/durable`; none if there is no such file of ours.
+
+    Raises:
+        StartOver: it is not whole.
+
+    """
     try:
         data = read_small(runtime.durable)
     except (NotFound, SessionDamaged):
         return None
     if len(data) != DURABLE.size:
-        raise _StartOver
+        raise StartOver
     last, in_files = DURABLE.unpack(data)
     return last, in_files
 
 
-def _segments(home: Home) -> ReadSegment:
+def segments_of(home: Home) -> ReadSegment:
+    """Give what reads a segment's bytes by its number."""
+
     def read(number: int) -> bytes:
         try:
             return b"".join(read_from(home.journal / segment_name(number)))
         except NotFound:
-            raise _StartOver from None  # a checkpoint dropped it meanwhile (REC-6b)
+            raise StartOver from None  # a checkpoint dropped it meanwhile (REC-6b)
         except SessionDamaged:
             raise HomeUnsafe(what="journal", reason="not_regular") from None
 

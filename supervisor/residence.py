@@ -91,6 +91,23 @@ def reside(settings: Settings) -> Generator[Residence, None, None]:
         lock.release()
 
 
+@contextmanager
+def taken(path: Path) -> Generator[Home, None, None]:
+    """Keep planes out of a home that is there, while the block lasts.
+
+    Raises:
+        HomeInUse: a plane has it; `pid` says which.
+        HomeUnsafe: its lock is none of ours.
+
+    """
+    home = Home(Path(os.path.realpath(path)))
+    lock = _take(home)
+    try:
+        yield home
+    finally:
+        lock.release()
+
+
 def _take(home: Home) -> FileLock:
     os.close(open_state(home.lock, os.O_RDWR | os.O_CREAT))  # ours and a file, before filelock
     lock = FileLock(home.lock, timeout=0, thread_local=False)

@@ -6,11 +6,15 @@ import os
 import pickle
 import shelve
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 import zmq
 from hypothesis import HealthCheck, settings
+
+from tests.whole import judge, short_folder
 
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
@@ -51,3 +55,33 @@ def pytest_configure() -> None:
     for owner, names in BANNED.items():
         for name in names:
             setattr(owner, name, _refusing(getattr(owner, name), name))
+
+
+# O5: what a test leaves behind is whole, unless the test says that it damages its home, and why.
+
+
+def _damages_home(request: pytest.FixtureRequest) -> bool:
+    marker = request.node.get_closest_marker("damages_home")
+    if marker is None:
+        return False
+    (reason,) = marker.args
+    assert reason, "say why"
+    return True
+
+
+@pytest.fixture
+def base(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder whose paths are short enough for sockets."""
+    with short_folder(whole=not _damages_home(request)) as folder:
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def _whole_homes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Judge the homes in a test's own folder when everything that worked on them has ended."""
+    path: Path | None = None
+    if "tmp_path" in request.fixturenames:
+        path = request.getfixturevalue("tmp_path")
+    yield
+    if path is not None and not _damages_home(request):
+        judge(path)

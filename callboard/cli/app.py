@@ -8,7 +8,7 @@ from typing import Annotated, Protocol, cast
 
 import typer
 
-from callboard.cli import artifact, demo, plane, sessions
+from callboard.cli import artifact, demo, health, plane, sessions
 from callboard.cli.options import HomeOption
 
 COMMANDS: tuple[Callable[..., None], ...] = (
@@ -22,6 +22,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     sessions.cancel,
     sessions.ls,
     sessions.show,
+    health.verify,
+    health.doctor,
 )
 GROUPS: Mapping[str, tuple[str, tuple[Callable[..., None], ...]]] = {
     "artifact": ("Read the texts of long messages.", (artifact.read,))

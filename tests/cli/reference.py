@@ -20,6 +20,7 @@ from callboard.cli import app
 from callboard.config import OTHER_VARIABLES, PREFIX, Settings
 from callboard.errors import CallboardError
 from callboard.limits import RANGES
+from callboard.storage.findings import MEANINGS
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = ROOT / "docs" / "reference"
@@ -31,6 +32,7 @@ def pages() -> Mapping[str, str]:
     return {
         "cli.md": _page(cli()),
         "errors.md": _page(errors()),
+        "findings.md": _page(findings()),
         "limits.md": _page(limits()),
         "settings.md": _page(settings()),
     }
@@ -157,6 +159,44 @@ def errors() -> Iterator[str]:
                 cls.way_out or "-",
             )
             for cls in CallboardError.__subclasses__()
+        ),
+    )
+
+
+# ---- Findings ----
+
+_FINDINGS: Final = """
+# Findings
+
+What `callboard verify` may find, in alphabetical order. A finding is a state that no legal run of
+callboard leaves behind, crashes included. It names the file below the home, the line or the byte,
+and never what stands there. With `--json` each is one object a line, `{"finding": {…}}`, with
+`kind`, `file`, `line`, `offset`, `session`, `detail`, `message` and `way_out` as far as they are
+known; the last object counts what was looked at. `salvaged_as` names the session that holds what
+was sound of a damaged one: such a finding is settled and does not count.
+
+What `callboard doctor --repair` does: *restore* puts the file back from the journal, or where that
+has no frames of it any more, writes what is sound of a transcript into a new session; *cut tail*
+removes the unfinished line; *release lease* gives the lease back with an epoch above every earlier
+one; *rebuild index* and *set mode* do what they say. What a file held before is kept below `aside/`
+in the home, an index as `index.bad-N`. Doctor changes nothing else.
+"""
+
+
+def findings() -> Iterator[str]:
+    """Describe every kind of finding."""
+    yield from _FINDINGS.strip().split("\n")
+    yield ""
+    yield from _table(
+        ("Kind", "Meaning", "Way out", "Doctor"),
+        (
+            (
+                f"`{kind}`",
+                meaning.sentence,
+                meaning.way_out,
+                "-" if meaning.repair == "none" else meaning.repair.replace("_", " "),
+            )
+            for kind, meaning in MEANINGS.items()
         ),
     )
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,12 +16,13 @@ import callboard
 from callboard.ids import parse_ref
 from tests.cli.test_run import ROOT, Ran
 from tests.cli.test_text import HOSTILE, OBEYED
+from tests.whole import short_folder
 
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[callboard.Plane]:
     with (
-        tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as folder,
+        short_folder() as folder,
         callboard.testing.plane(folder) as running,
     ):
         yield running
@@ -238,8 +238,8 @@ def test_status(plane: callboard.Plane, session: str) -> None:
 
 
 def test_up_and_down(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as folder:
-        home = str(Path(folder) / "home")
+    with short_folder() as folder:
+        home = str(folder / "home")
         up = Ran("up", "--detach", "--json", "--home", home)
         assert up.status == 0, up.err
         told = json.loads(up.out)
@@ -257,8 +257,8 @@ def test_up_and_down(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_up_in_the_foreground_stops_in_order(number: signal.Signals) -> None:
-    with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as folder:
-        home = str(Path(folder) / "home")
+    with short_folder() as folder:
+        home = str(folder / "home")
         process = in_front(home)
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
@@ -281,8 +281,8 @@ def in_front(home: str) -> subprocess.Popen[str]:
 
 
 def test_up_says_when_its_supervisor_was_killed() -> None:
-    with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as folder:
-        home = str(Path(folder) / "home")
+    with short_folder() as folder:
+        home = str(folder / "home")
         process = in_front(home)
         status = json.loads(Ran("status", "--json", "--home", home).out)
         (pid,) = (p["pid"] for p in status["processes"] if p["role"] == "supervisor")
@@ -295,10 +295,12 @@ def test_up_says_when_its_supervisor_was_killed() -> None:
 
 def test_a_down_while_somebody_waits(plane: callboard.Plane) -> None:
     """A watch ends with the plane, and says so."""
-    with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as folder:
-        home = str(Path(folder) / "home")
+    with short_folder() as folder:
+        home = str(folder / "home")
         Ran("up", "--detach", "--home", home)
-        session = Ran("new", "--agent", "echo", "--workspace", folder, "--home", home).out.strip()
+        session = Ran(
+            "new", "--agent", "echo", "--workspace", str(folder), "--home", home
+        ).out.strip()
         found = list[Ran]()
         thread = threading.Thread(
             target=lambda: found.append(Ran("watch", session, "--home", home))

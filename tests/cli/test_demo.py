@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +25,8 @@ KEYS = {
 
 
 @pytest.fixture
-def home() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as folder:
-        yield Path(folder) / "home"
+def home(base: Path) -> Path:
+    return base / "home"
 
 
 # ---- Killing ----

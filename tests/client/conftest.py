@@ -1,6 +1,5 @@
 """A fake gateway for each test that asks for one."""
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +9,8 @@ from tests.client.fake_gateway import FakeGateway
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder whose path is short enough for a socket."""
-    with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as name:
-        yield Path(name)
+def folder(base: Path) -> Path:
+    return base
 
 
 @pytest.fixture

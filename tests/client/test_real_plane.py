@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from callboard.limits import RESERVE_BYTES
 from callboard.records import TurnCompleted
 from callboard.storage.gather import Message
 from callboard.storage.readers import open_home
+from tests.whole import short_folder
 
 ROOT = Path(callboard.__file__).parents[1]
 SLOW = (
@@ -41,8 +41,8 @@ SLOW = (
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as name:
-        yield Path(name)
+    with short_folder() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

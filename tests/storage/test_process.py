@@ -146,6 +146,7 @@ def test_a_second_writer_finds_the_lock_held(storage: StorageProcess) -> None:
         first.wait()
 
 
+@pytest.mark.damages_home("format.json is replaced")
 @pytest.mark.rule("FLT-13")
 @pytest.mark.parametrize("content", ['{"format": 2, "home_id": "x", "cursor_key": ""}', "junk", ""])
 def test_an_unknown_format_is_refused_and_nothing_touched(
@@ -165,6 +166,7 @@ def test_an_unknown_format_is_refused_and_nothing_touched(
     assert [path.name for path in storage.home.journal.iterdir()] == ["writer.lock"]
 
 
+@pytest.mark.damages_home("a bit of the journal is flipped")
 @pytest.mark.rule("FLT-7", "F7", "F8", "FLT-8")
 def test_a_flipped_bit_is_reported_with_its_place(
     storage: StorageProcess, clients: Callable[..., Client]
@@ -193,6 +195,7 @@ def test_a_flipped_bit_is_reported_with_its_place(
     assert files(storage) == before
 
 
+@pytest.mark.damages_home("a segment is replaced by what is no file")
 @pytest.mark.rule("FLT-50")
 @pytest.mark.parametrize("kind", ["folder", "symlink", "fifo"])
 def test_a_segment_that_is_no_file_is_refused_at_once(storage: StorageProcess, kind: str) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -154,14 +152,6 @@ def _no_file(plane: StubPlane) -> Path:
     file = plane.base / "config.toml"
     file.touch(mode=0o600)
     return file
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """A folder whose paths are short enough for sockets."""
-    folder = Path(tempfile.mkdtemp(prefix="cb"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ import hashlib
 import json
 import os
 import select
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -250,13 +248,6 @@ def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Signal a process that may have ended meanwhile."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="cb"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

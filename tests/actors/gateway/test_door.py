@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import shutil
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -112,13 +110,6 @@ class Rig:
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="cb"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

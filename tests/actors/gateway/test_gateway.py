@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import socket
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -35,13 +33,6 @@ from tests.actors.gateway.rig import TOKEN, Rig, ref
 from tests.system.doorclient import Closed, message
 
 HOSTILE = int(os.environ.get("CALLBOARD_TEST_HOSTILE", "10000"))
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="cb"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

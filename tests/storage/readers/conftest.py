@@ -1,8 +1,5 @@
 """A home to fill, at a path that is short enough for its sockets."""
 
-import shutil
-import tempfile
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -11,10 +8,8 @@ from tests.storage.readers.homes import HomeMaker
 
 
 @pytest.fixture
-def short_path() -> Generator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="cb"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+def short_path(base: Path) -> Path:
+    return base
 
 
 @pytest.fixture

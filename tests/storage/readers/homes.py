@@ -276,7 +276,8 @@ class HomeMaker:
         self._save()
 
     def write(self, path: Path, data: bytes) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in reversed(path.parents):
+            folder.mkdir(mode=0o700, exist_ok=True)
         path.write_bytes(data)
         path.chmod(0o600)
 

@@ -355,6 +355,7 @@ def test_walking_finds_each_session_once_whatever_happens(
     assert found == [row.ref for row in expected.rows]
 
 
+@pytest.mark.damages_home("transcripts are damaged, and the index is hidden beside itself")
 @pytest.mark.rule("CAT-4")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
@@ -422,6 +423,7 @@ def test_a_cursor_goes_on_with_its_own_query_only(maker: HomeMaker) -> None:
     assert len(list_sessions(maker.home, CatalogQuery("/u/a", limit=1, cursor=cursor)).rows) == 1
 
 
+@pytest.mark.damages_home("the index is a folder")
 @pytest.mark.rule("CUR-3", "CUR-5", "A29", "A30")
 def test_a_bad_cursor_is_refused_before_the_index_is_touched(
     maker: HomeMaker, monkeypatch: pytest.MonkeyPatch
@@ -457,6 +459,7 @@ def test_a_cursor_is_still_good_after_years(maker: HomeMaker) -> None:
 # --- damage ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.damages_home("one transcript is damaged")
 @both
 @pytest.mark.rule("A25")
 def test_a_damaged_session_is_a_row_and_hides_nothing(maker: HomeMaker, way: Way) -> None:
@@ -496,6 +499,7 @@ def _pages(maker: HomeMaker, way: Way) -> list[CatalogPage]:
     return pages
 
 
+@pytest.mark.damages_home("a folder is copied")
 @both
 @pytest.mark.rule("IDN-4", "A5")
 def test_a_copied_folder_is_listed_under_no_name(maker: HomeMaker, way: Way) -> None:
@@ -512,6 +516,7 @@ def test_a_copied_folder_is_listed_under_no_name(maker: HomeMaker, way: Way) -> 
     assert find_session(open_home(maker.path), book.ref) == found.rows[0]
 
 
+@pytest.mark.damages_home("a record is of a version to come")
 @both
 @pytest.mark.rule("REC-3")
 def test_a_session_of_a_later_version_is_a_warning(maker: HomeMaker, way: Way) -> None:
@@ -524,6 +529,7 @@ def test_a_session_of_a_later_version_is_a_warning(maker: HomeMaker, way: Way) -
     assert found.warnings == (("s1", "format_unsupported"),)
 
 
+@pytest.mark.damages_home("transcripts are damaged")
 def test_warnings_are_bounded_and_counted(maker: HomeMaker) -> None:
     for n in range(25):
         book = maker.new(f"s{n:02}", WORKSPACE)
@@ -571,6 +577,7 @@ def _listed_by_somebody_else(path: Path) -> str:
     return answer.decode()
 
 
+@pytest.mark.damages_home("everything is given to another user")
 @pytest.mark.rule("A27")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become somebody else")
 def test_an_unreadable_folder_is_said(maker: HomeMaker, short_path: Path) -> None:
@@ -585,6 +592,7 @@ def test_an_unreadable_folder_is_said(maker: HomeMaker, short_path: Path) -> Non
         path.chmod(0o700)
 
 
+@pytest.mark.damages_home("a transcript is taken away")
 def test_a_session_that_vanishes_while_it_is_listed_is_skipped(
     maker: HomeMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -655,6 +663,7 @@ def _sqlite(path: Path, text: str) -> None:
 BREAKS = [value for name, value in list(globals().items()) if name.startswith("break_")]
 
 
+@pytest.mark.damages_home("the index is broken")
 @pytest.mark.rule("A27")
 @pytest.mark.parametrize("damage", BREAKS)
 def test_an_index_that_cannot_be_used(
@@ -701,6 +710,7 @@ def test_listing_changes_nothing(maker: HomeMaker) -> None:
 # --- what a row says ------------------------------------------------------------------------------
 
 
+@pytest.mark.damages_home("records bear an epoch that no lease gave")
 @both
 @pytest.mark.rule("A33", "A106")
 def test_what_a_row_says(maker: HomeMaker, way: Way) -> None:
@@ -825,6 +835,7 @@ def test_a_row_that_grew_is_read_from_where_it_ended(maker: HomeMaker) -> None:
     assert (row.title, row.turn_state, row.last_activity_at) == ("end", "active", T0 + 100)
 
 
+@pytest.mark.damages_home("a transcript is replaced")
 def test_a_row_that_only_seems_to_have_grown_is_read_whole(maker: HomeMaker) -> None:
     """Same file, longer, but not what the index knew: the transcript itself is the judge."""
     book = maker.new("s1", WORKSPACE)
@@ -859,6 +870,7 @@ def lease(book: Book, pid: int, **more: object) -> bytes:
     return json.dumps(fields | more).encode()
 
 
+@pytest.mark.damages_home("a lease is made unreadable")
 def test_liveness_is_judged_when_it_is_asked_for(maker: HomeMaker) -> None:
     book = maker.new("s1", WORKSPACE)
     path = maker.home.lease(book.ref)

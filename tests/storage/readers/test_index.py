@@ -101,6 +101,7 @@ def test_the_feed_never_waits(maker: HomeMaker, monkeypatch: pytest.MonkeyPatch)
     assert titles(maker) == {"s1": "49"}
 
 
+@pytest.mark.damages_home("the index is broken")
 def test_a_broken_index_is_no_error_of_a_write(maker: HomeMaker) -> None:
     book = maker.new("s1", WORKSPACE)
     maker.home.index.mkdir()
@@ -161,6 +162,7 @@ def test_a_start_looks_again_at_what_has_changed(maker: HomeMaker) -> None:
     assert two.ref.session_id == "two"
 
 
+@pytest.mark.damages_home("the index is told of commits that the journal does not have")
 def test_the_applied_commit_never_falls(maker: HomeMaker) -> None:
     maker.new("s1", WORKSPACE)
     writer = IndexWriter.open(maker.home, 7)

@@ -112,6 +112,7 @@ def test_files_are_read_as_they_are_and_nothing_is_changed(maker: HomeMaker) -> 
     assert tree(maker.path) == before
 
 
+@pytest.mark.damages_home("a line is damaged")
 def test_reading_begins_where_it_is_asked_to(maker: HomeMaker) -> None:
     book = maker.new("s1", WORKSPACE)
     for n in range(5):
@@ -191,6 +192,7 @@ def test_a_torn_frame_at_the_journals_end_is_not_shown(maker: HomeMaker) -> None
     assert titles(open_home(maker.path), book) == "torn"
 
 
+@pytest.mark.damages_home("the journal is damaged")
 def test_damage_in_the_journal_is_said_and_never_read_around(maker: HomeMaker) -> None:
     book = maker.new("s1", WORKSPACE)
     maker.commit((book, [updated(title="x")]))
@@ -200,6 +202,7 @@ def test_damage_in_the_journal_is_said_and_never_read_around(maker: HomeMaker) -
         open_home(maker.path)
 
 
+@pytest.mark.damages_home("the journal is another home's")
 def test_a_journal_of_another_home_is_refused(maker: HomeMaker) -> None:
     maker.new("s1", WORKSPACE)
     text = maker.home.format.read_text().replace("a" * 32, "b" * 32)
@@ -231,6 +234,7 @@ def test_a_compacted_inbox_in_the_journal_replaces_the_file(maker: HomeMaker) ->
     assert len(open_home(maker.path).inbox(book.ref)) == 2
 
 
+@pytest.mark.damages_home("a transcript is cut")
 @pytest.mark.rule("FLT-9")
 def test_a_file_that_lost_what_the_checkpoint_promised_has_a_gap(maker: HomeMaker) -> None:
     book = maker.new("s1", WORKSPACE)
@@ -262,6 +266,7 @@ def test_lines_that_nobody_journaled_are_foreign(maker: HomeMaker) -> None:
     assert types(open_home(maker.path), book) == ["session_created", "session_updated"]
 
 
+@pytest.mark.damages_home("a session is marked as damaged")
 def test_damage_that_recovery_found_is_remembered(maker: HomeMaker) -> None:
     book, other = maker.new("s1", WORKSPACE), maker.new("s2", WORKSPACE)
     maker.stop(damaged=[Damaged(str(book.ref), "truncated", 2)])
@@ -395,6 +400,7 @@ def test_a_reader_takes_no_lock(maker: HomeMaker) -> None:
 # --- damage ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.damages_home("a byte is flipped")
 @pytest.mark.rule("REC-3", "A9")
 def test_reads_go_on_around_a_flipped_byte(maker: HomeMaker) -> None:
     book, other = maker.new("s1", WORKSPACE), maker.new("s2", WORKSPACE)
@@ -412,6 +418,7 @@ def test_reads_go_on_around_a_flipped_byte(maker: HomeMaker) -> None:
     assert tree(maker.path) == before
 
 
+@pytest.mark.damages_home("a folder is copied")
 @pytest.mark.rule("IDN-4", "A5")
 def test_a_copied_folder_is_not_its_name(maker: HomeMaker) -> None:
     book = maker.new("s1", WORKSPACE)
@@ -425,6 +432,7 @@ def test_a_copied_folder_is_not_its_name(maker: HomeMaker) -> None:
     assert types(reader, book) == ["session_created"]
 
 
+@pytest.mark.damages_home("transcripts are cut at each byte")
 @pytest.mark.rule("REC-2", "A8")
 def test_a_torn_last_line_is_not_there(maker: HomeMaker) -> None:
     book = maker.new("s1", WORKSPACE)
@@ -444,6 +452,7 @@ def test_a_torn_last_line_is_not_there(maker: HomeMaker) -> None:
         open_home(maker.path).transcript(book.ref)
 
 
+@pytest.mark.damages_home("an inbox is damaged")
 @pytest.mark.rule("INB-3")
 def test_a_corrupt_inbox_is_said(maker: HomeMaker) -> None:
     book = maker.new("s1", WORKSPACE)
@@ -474,6 +483,7 @@ def replace_by(path: Path, kind: str) -> None:
 KINDS = ["symlink", "fifo", "folder", "link"]
 
 
+@pytest.mark.damages_home("files are replaced by what is no file")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_transcript_or_an_inbox_that_is_no_plain_file(maker: HomeMaker, kind: str) -> None:
     book = maker.new("s1", WORKSPACE)
@@ -488,6 +498,7 @@ def test_a_transcript_or_an_inbox_that_is_no_plain_file(maker: HomeMaker, kind: 
         open_home(maker.path).transcript(book.ref)
 
 
+@pytest.mark.damages_home("files are replaced by what is no file")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_journal_or_a_format_that_is_no_plain_file(maker: HomeMaker, kind: str) -> None:
     maker.new("s1", WORKSPACE)
@@ -501,6 +512,7 @@ def test_a_journal_or_a_format_that_is_no_plain_file(maker: HomeMaker, kind: str
     assert refused.value.carried["what"] == "format"
 
 
+@pytest.mark.damages_home("format.json is replaced")
 @pytest.mark.parametrize(
     ("content", "error"),
     [
@@ -528,6 +540,7 @@ def test_what_may_not_be_read_is_said(maker: HomeMaker) -> None:
         open_home(maker.path).transcript(book.ref)
 
 
+@pytest.mark.damages_home("a folder is replaced by a file")
 @pytest.mark.rule("CAT-8")
 def test_a_folder_of_sessions_that_is_a_file_cannot_be_read(maker: HomeMaker) -> None:
     book = maker.new("s1", WORKSPACE)
@@ -576,6 +589,7 @@ def test_what_is_not_there_is_not_found_and_what_is_no_name_is_refused(maker: Ho
         reader.find("s1", "relative")
 
 
+@pytest.mark.damages_home("foreign names are planted")
 def test_folders_of_other_names_are_no_sessions(maker: HomeMaker) -> None:
     book = maker.new("s1", WORKSPACE)
     maker.stop()

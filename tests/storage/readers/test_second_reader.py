@@ -173,6 +173,7 @@ def test_both_readers_agree_on_what_a_power_cut_leaves(
         ]
 
 
+@pytest.mark.damages_home("a bit is flipped")
 @SETTINGS
 @given(st.integers(0, 1 << 32), st.integers(1, 25), st.integers(0, 1 << 32))
 def test_both_readers_agree_on_a_flipped_bit(
