@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -122,6 +123,7 @@ class Client:
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.connect(f"ipc://{runtime.storage}")
         self._count = 0
+        self._arrived: deque[list[bytes]] = deque()
 
     def send(self, body: m.Body, request: str = "") -> str:
         self._count += 1
@@ -131,11 +133,18 @@ class Client:
         return name
 
     def receive(self, timeout_ms: int = 20_000) -> tuple[str, m.Body]:
-        if not self.socket.poll(timeout_ms):
+        if not self._arrived and not self.socket.poll(timeout_ms):
             raise TimeoutError
-        header, body = self.socket.recv_multipart()
+        header, body = self._next()
         head = decode_header(header)
         return head.cid, decode_body(head.kind, body)
+
+    def _next(self) -> list[bytes]:
+        """Give the next message; several may arrive as a group."""
+        if not self._arrived:
+            frames = self.socket.recv_multipart()
+            self._arrived.extend(frames[at : at + 2] for at in range(0, len(frames), 2))
+        return self._arrived.popleft()
 
     def call(self, body: m.Body, timeout_ms: int = 20_000, again_ms: int = 0) -> m.Body:
         """Ask, and ask again with the same id if no answer comes in time."""
