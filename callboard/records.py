@@ -429,8 +429,13 @@ def check_data(kind: str, data: bytes) -> RecordData:
 
 
 def _with_payload(record: RecordData) -> RecordData:
-    if isinstance(record, (PartCreated, PartUpdated)):
-        PAYLOADS[record.part_type].model_validate(record.payload)
+    kind = type(record)
+    if kind is PartCreated or kind is PartUpdated:
+        assert isinstance(record, (PartCreated, PartUpdated))
+        payload = record.payload
+        if record.part_type == "text" and len(payload) == 1 and type(payload.get("text")) is str:
+            return record  # what TextPayload would say, at a tenth of the cost
+        PAYLOADS[record.part_type].__pydantic_validator__.validate_python(payload)
     return record
 
 
@@ -450,8 +455,8 @@ def link(before: str, head: bytes) -> str:
 
 
 def _close(head: bytes, before: str) -> tuple[bytes, str]:
-    chain = link(before, head)
-    return b'%b,"chain":"%b"}\n' % (head, chain.encode()), chain
+    chain = hashlib.sha256(before.encode() + head).hexdigest()
+    return head + f',"chain":"{chain}"}}\n'.encode(), chain
 
 
 def stamp_record(

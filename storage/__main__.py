@@ -32,6 +32,7 @@ from callboard.storage.durable import DurableFile, forget
 from callboard.storage.engine import Engine, Options, Reply
 from callboard.storage.indexing import Catalog
 from callboard.storage.leases import RealOwners
+from callboard.storage.local import lock_writer
 from callboard.storage.recovery import recover
 
 LOCK_HELD: Final = 75
@@ -90,7 +91,7 @@ def _serve(order: home.Order, settings: Settings, place: home.Home, log: Log) ->
     home.hold_nonce(runtime, order.nonce)  # open for life: its lock proves this process
     faulthandler.enable(_trace(place.logs / "storage.trace"))
     faulthandler.register(signal.SIGUSR1, _trace(place.logs / "storage.trace"))
-    lock = _lock(place)
+    lock = lock_writer(place)
     io = Io(log=log)
     _end_with_the_supervisor(io, order.liveness_fd)
     _stop_on_signals(io)
@@ -100,21 +101,6 @@ def _serve(order: home.Order, settings: Settings, place: home.Home, log: Log) ->
     status = io.run(lambda io: StorageActor.start(io, engine, catalog, log))
     os.close(lock)
     return status
-
-
-def _lock(place: home.Home) -> int:
-    """Take the writer's lock for life (FLT-28); its file is opened here and nowhere else.
-
-    Raises:
-        HomeInUse: another process has it.
-
-    """
-    home.make_directories(place.journal)
-    home.check_directory(place.journal, "journal")
-    fd = home.open_state(place.writer_lock, os.O_RDWR | os.O_CREAT, what="journal")
-    if not home.lock_record(fd):
-        raise HomeInUse
-    return fd
 
 
 def _open(

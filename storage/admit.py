@@ -6,12 +6,14 @@ before them, in `requests`.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from callboard.errors import IdempotencyConflict, InvalidRequest, RecordInvalid, SeqConflict
 from callboard.messages import Append, Appended, InboxItem, KnownInput, PutOp
 from callboard.storage.draft import Draft, Moment, Plan
 from callboard.storage.state import Key, SessionState, digest_of, pack_key, unpack_key
+
+_NOTHING: Final = frozenset[str]()
 
 
 class Artifacts(Protocol):
@@ -40,7 +42,9 @@ def plan_append(state: SessionState, asked: Append, moment: Moment, artifacts: A
             puts.append(op.item)
         else:
             removes.append(op.message_id)
-    _check_key(asked, puts, removes)
+    records = asked.records
+    if len(records) != 1 or puts or asked.key != records[0].id:
+        _check_key(asked, puts, removes)
     repeated = _repeated(state, asked, puts)
     if repeated is not None:
         return Plan(repeated)
@@ -50,15 +54,15 @@ def plan_append(state: SessionState, asked: Append, moment: Moment, artifacts: A
         artifacts.check(state.text, item)
     draft = Draft(state, moment)
     live = [draft.put(item) for item in puts]
-    settles = draft.add_records(asked.records) if asked.records else frozenset[str]()
+    settles = draft.add_records(records) if records else _NOTHING
     if removes or settles:
         _check_removes(state, removes, settles)
     if removes:
         draft.remove(removes)
     first, last = state.fold.seq + 1, draft.state.fold.seq
     key = None
-    if asked.records:
-        digest = digest_of(asked.records)
+    if records:
+        digest = digest_of(records)
         key = asked.key, pack_key(Key(moment.commit, first, last, digest))
     reply = Appended(
         commit=moment.commit,
@@ -101,6 +105,8 @@ def _check_key(asked: Append, puts: list[InboxItem], removes: list[str]) -> None
 def _repeated(state: SessionState, asked: Append, puts: list[InboxItem]) -> Appended | None:
     """Answer a frame that was written before, or an input that was put before (DUR-6, INB-6)."""
     packed = state.keys.get(asked.key) if asked.records else None
+    if packed is None and asked.records and not asked.inbox:
+        return None
     if packed is not None:
         key = unpack_key(packed)
         if key.digest != digest_of(asked.records):

@@ -55,6 +55,8 @@ _ENDINGS: Final = frozenset(
 )
 """With one of these a frame of an open turn ends it, asks for its end, or discards input."""
 _TURN_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z", re.ASCII)
+_SETTLING: Final = frozenset((InboxAcknowledged, TurnCompleted, TurnAborted))
+"""What an input may be settled, or held, by."""
 _FILE_ROOM: Final = 1_048_576
 """Kept free in an inbox file for the removes of all its items."""
 
@@ -104,7 +106,8 @@ class Draft:
 
     def __init__(self, state: SessionState, moment: Moment) -> None:
         self.state, self.moment = state.clone(), moment
-        self.state.last_ts = self.ts = max(moment.ts, state.last_ts)
+        self.ts = moment.ts if moment.ts > state.last_ts else state.last_ts
+        self.state.last_ts = self.ts
         self.settled: dict[str, Settled] = {}
         self.lines: list[bytes] = []
         self.lease: Lease | None = None
@@ -134,18 +137,23 @@ class Draft:
         open_before = self.state.fold.turn is not None
         fold = self.state.fold = self.state.fold.clone()
         acked: tuple[InboxAcknowledged, frozenset[str]] | None = None
+        commit = self.moment.commit
         for record in records:
             data = _checked(record)
-            self._check_behind(acked, data)
+            kind = type(data)
             before = acked
-            acked = None
-            if isinstance(data, InboxAcknowledged):
+            if acked is not None:
+                self._check_behind(acked, data)
+                acked = None
+            if kind is InboxAcknowledged:
+                assert isinstance(data, InboxAcknowledged)
                 self._check_acknowledged(data)
                 if data.reason in TURN_REASONS:
                     acked = data, applied_ids(fold)
-            fold.admit(record.turn_id, data, commit=self.moment.commit)
+            fold.admit(record.turn_id, data, commit=commit)
             self._stamp(record)
-            self._settle(before, data, fold)
+            if kind in _SETTLING:
+                self._settle(before, data, fold)
         if acked is not None:
             _invalid(acked[0], "turn_id")
         kinds = {record.type for record in records}
@@ -153,11 +161,9 @@ class Draft:
         return frozenset(self.settled)
 
     def _check_behind(
-        self, acked: tuple[InboxAcknowledged, frozenset[str]] | None, data: RecordData
+        self, acked: tuple[InboxAcknowledged, frozenset[str]], data: RecordData
     ) -> None:
         """Check that a turn's acknowledgement is directly before its terminal (RUN-4)."""
-        if acked is None:
-            return
         if not isinstance(data, TurnCompleted | TurnAborted):
             _invalid(acked[0], "turn_id")
         if not may_acknowledge(acked[0], data, acked[1]):
@@ -190,13 +196,14 @@ class Draft:
             self.state.held_by = hold(self.state.held_by, fold, data, fold.seq)
 
     def _stamp(self, record: NewRecord) -> None:
-        end = self.state.transcript
+        state = self.state
+        end = state.transcript
         line, chain = stamp_record(
-            self.state.ref,
+            state.ref,
             seq=end.last + 1,
             record_id=record.id,
             commit=self.moment.commit,
-            epoch=self.state.epoch,
+            epoch=state.epoch,
             ts=self.ts,
             kind=record.type,
             turn_id=record.turn_id,
@@ -206,7 +213,7 @@ class Draft:
         if len(line) > RECORD_BYTES_MAX:
             raise PayloadTooLarge(limit="RECORD_BYTES_MAX", maximum=RECORD_BYTES_MAX)
         self.lines.append(line)
-        self.state.transcript = End(end.bytes + len(line), end.last + 1, chain)
+        state.transcript = End(end.bytes + len(line), end.last + 1, chain)
 
     # --- inbox --------------------------------------------------------------------------------
 
@@ -329,10 +336,13 @@ class Draft:
             PayloadTooLarge: the frame would be larger than FRAME_BYTES_MAX.
 
         """
-        state, parts = self.state, list[Part]()
+        state, parts, size = self.state, list[Part](), 0
         if self.lines:
             file = f"sessions/{state.text}/transcript.jsonl"
-            parts.append(Part(file, "", self._offset, b"".join((self._lf, *self.lines))))
+            lines = self.lines if not self._lf else [self._lf, *self.lines]
+            data = lines[0] if len(lines) == 1 else b"".join(lines)
+            size = len(data)
+            parts.append(Part(file, "", self._offset, data))
             if self._lf:
                 state.owed_lf = False
                 end = state.transcript
@@ -340,8 +350,9 @@ class Draft:
         if self._ops:
             file = f"sessions/{state.text}/inbox.jsonl"
             ops = b"".join(self._ops)
+            size += len(ops)
             parts.append(Part(file, state.inbox.generation, self._ops_at, ops))
-        if not self._replaces and sum(len(part.data) for part in parts) > FRAME_BYTES_MAX:
+        if size > FRAME_BYTES_MAX and not self._replaces:
             raise PayloadTooLarge(limit="FRAME_BYTES_MAX", maximum=FRAME_BYTES_MAX)
         return Plan(
             reply,
@@ -376,12 +387,13 @@ def _checked(record: NewRecord) -> RecordData:
     """Check a new record; what passes reads back as the same record (DUR-4)."""
     if record.turn_id is not None and not _TURN_ID.match(record.turn_id):
         raise RecordInvalid(type=record.type, field="turn_id")
-    data = check_data(record.type, record.data)
-    if b"\n" in record.data or b"NaN" in record.data or b"Infinity" in record.data:
+    data = record.data
+    found = check_data(record.type, data)
+    if b"\n" in data or b"NaN" in data or b"Infinity" in data:
         try:
-            from_json(record.data, allow_inf_nan=False)
+            from_json(data, allow_inf_nan=False)
         except ValueError:
             raise RecordInvalid(type=record.type, field="data") from None
-        if b"\n" in record.data:
+        if b"\n" in data:
             raise RecordInvalid(type=record.type, field="data")
-    return data
+    return found

@@ -32,7 +32,7 @@ from callboard.storage.checkpoint import Checkpoints, InlineRunner, Runner
 from callboard.storage.disk import Clock, Disk, DiskFull, Poisoned
 from callboard.storage.draft import Moment, Plan
 from callboard.storage.durable import Durable
-from callboard.storage.frames import Commit, Damaged, Epochs, FileMark, pack, size_of
+from callboard.storage.frames import Damaged, Epochs, FileMark, pack_commit, size_of
 from callboard.storage.leases import Owners
 from callboard.storage.load import trim_keys
 from callboard.storage.recovery import Recovered
@@ -83,6 +83,8 @@ class Frame(NamedTuple):
 
     commit: int
     payload: bytes
+    size: int
+    """Bytes that it takes in the journal."""
     plan: Plan
     text: str
     before: SessionState | None
@@ -277,7 +279,7 @@ class Engine:
             replies.append(reply)
             if frame is not None:
                 frames.append(frame)
-                size += size_of(frame.payload)
+                size += frame.size
             count += 1
         return Persist(tuple(frames), tuple(replies)), count
 
@@ -337,9 +339,10 @@ class Engine:
         text = state.text if state is not None else ""
         before = self.sessions.cached(text)
         leases = ((text, plan.lease.spell()),) if plan.lease is not None else ()
-        payload = pack(Commit(plan.parts, leases, plan.epochs))
-        frame = Frame(self._next_commit, payload, plan, text, before, self.journal.epochs)
-        self._next_commit += 1
+        payload = pack_commit(plan.parts, leases, plan.epochs)
+        size, commit = size_of(payload), self._next_commit
+        frame = Frame(commit, payload, size, plan, text, before, self.journal.epochs)
+        self._next_commit = commit + 1
         if state is not None:
             if plan.settled:
                 state.settled.update(plan.settled)
@@ -373,8 +376,8 @@ class Engine:
         """Write frames behind the last one, in a new segment if they do not fit the present one."""
         if not frames:
             return
-        payloads = [frame.payload for frame in frames]
-        if not self.journal.room_for(payloads, self.options.segment_bytes):
+        size = sum([frame.size for frame in frames])
+        if not self.journal.room_for(size, self.options.segment_bytes):
             self._rotate()
         self.journal.append([(frame.commit, frame.payload) for frame in frames])
         if self._unhanded is None:
@@ -429,11 +432,17 @@ class Engine:
             return []
         self.sync()
         self.release(persist.replies)
-        self.counters.batches += 1
+        self._count(persist.frames)
         news = [self._confirm(frame) for frame in persist.frames]
         self._unhanded = None
         self.materialise()
         return [one for one in news if one.text]
+
+    def _count(self, frames: Sequence[Frame]) -> None:
+        self.counters.batches += 1
+        self.counters.commits += len(frames)
+        self.counters.bytes += sum([len(frame.payload) for frame in frames])
+        self.checkpoints.count(sum([frame.size for frame in frames]))
 
     def sync(self) -> None:
         """Make what was written durable, and say so to readers."""
@@ -446,9 +455,6 @@ class Engine:
         """Take a synced frame on its way into the files."""
         plan, state = frame.plan, frame.plan.state
         self.handed = frame.commit
-        self.counters.commits += 1
-        self.counters.bytes += len(frame.payload)
-        self.checkpoints.count(size_of(frame.payload))
         if state is None:
             return News("", 0, ())
         self.note(frame)
@@ -456,7 +462,8 @@ class Engine:
             self.sessions.leases[frame.text] = plan.lease.spell()
             if plan.lease.held:
                 self.artifacts.activated(frame.text)
-        trim_keys(state.keys)
+        if plan.key is not None:
+            trim_keys(state.keys)
         return News(frame.text, plan.first_seq, plan.lines)
 
     def note(self, frame: Frame, *, same: bool = False) -> None:

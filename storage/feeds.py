@@ -191,15 +191,16 @@ class Feeds:
 
     # --- catching up --------------------------------------------------------------------------
 
-    def pump(self) -> None:
-        """Read on for those that catch up: a bounded piece, in turns."""
+    def pump(self) -> int:
+        """Read on for those that catch up: a bounded piece, in turns; gives the bytes read."""
         left = ROUND_BYTES_MAX
         for address in list(self._catching):
             if left <= 0:
-                return
+                break
             follower = self._catching.pop(address)
             self._catching[address] = follower  # behind the others, for the next round
             left -= self._read_on(follower)
+        return ROUND_BYTES_MAX - left
 
     def _read_on(self, follower: _Follower) -> int:
         state = self._engine.sessions.get(follower.text)

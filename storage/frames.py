@@ -56,6 +56,10 @@ OVERHEAD: Final = HEAD.size + BODY.size
 """Bytes of a frame without payload: a closing mark."""
 
 
+_PADDING: Final = tuple(bytes(-size % 8) for size in range(8))
+"""By the length of what stands before, modulo 8."""
+
+
 class Frame(NamedTuple):
     """One whole frame, as it stands in a segment."""
 
@@ -166,9 +170,18 @@ def encode(commit: int, durable: int, payload: bytes) -> bytes:
         payload: as `pack` makes it; empty for a closing mark.
 
     """
-    body = BODY.pack(commit, durable) + payload
-    head = HEAD.pack(MAGIC, len(body), zlib.crc32(body), 0)
-    return head + body + bytes(-len(body) % 8)
+    return b"".join(pieces(commit, durable, payload))
+
+
+def pieces(commit: int, durable: int, payload: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """Give the bytes of a frame in pieces, the first one its head; see `encode`.
+
+    Many frames are joined at once, so that a payload is copied once.
+    """
+    body = BODY.pack(commit, durable)
+    size = BODY.size + len(payload)
+    head = HEAD.pack(MAGIC, size, zlib.crc32(payload, zlib.crc32(body)), 0)
+    return head, body, payload, _PADDING[size % 8]
 
 
 def size_of(payload: bytes) -> int:
@@ -264,13 +277,7 @@ def pack(payload: Payload) -> bytes:
     fields: dict[str, object]
     match payload:
         case Commit(parts, leases, epochs):
-            fields = {"k": "commit"}
-            if parts:
-                fields["p"] = parts
-            if leases:
-                fields["l"] = leases
-            if epochs is not None:
-                fields["e"] = epochs
+            return pack_commit(parts, leases, epochs)
         case SegmentHeader():
             fields = {"k": "segment_header", **payload._asdict()}
             fields["e"] = fields.pop("epochs")
@@ -281,6 +288,24 @@ def pack(payload: Payload) -> bytes:
             fields = {"k": "clean_stop", "e": epochs}
         case ClosingMark():
             return b""
+    return msgpack.packb(fields)
+
+
+def pack_commit(
+    parts: tuple[Part, ...],
+    leases: tuple[tuple[str, bytes], ...] = (),
+    epochs: Epochs | None = None,
+) -> bytes:
+    """Spell a commit; see `Commit`."""
+    if not leases and epochs is None:
+        return msgpack.packb({"k": "commit", "p": parts} if parts else {"k": "commit"})
+    fields: dict[str, object] = {"k": "commit"}
+    if parts:
+        fields["p"] = parts
+    if leases:
+        fields["l"] = leases
+    if epochs is not None:
+        fields["e"] = epochs
     return msgpack.packb(fields)
 
 

@@ -7,6 +7,7 @@ raises `Poisoned`, after which nothing may be touched.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from callboard.storage.disk import (
@@ -25,7 +26,7 @@ from callboard.storage.frames import (
     SegmentHeader,
     encode,
     pack,
-    size_of,
+    pieces,
 )
 from callboard.storage.journal import segment_name
 
@@ -174,16 +175,18 @@ class JournalWriter:
             Poisoned: any other error, or the cut-back failed (FLT-20c).
 
         """
-        encoded = [encode(commit, self.durable, payload) for commit, payload in frames]
+        durable = self.durable
+        found = [pieces(commit, durable, payload) for commit, payload in frames]
+        content = b"".join(chain.from_iterable(found))
         try:
-            write_all(self.disk, self._fds[self.number], b"".join(encoded), self.size)
+            write_all(self.disk, self._fds[self.number], content, self.size)
         except OSError as error:
             if error.errno not in FULL:
                 poison("write_journal", error)
             self._cut_back()
             raise DiskFull from error
-        self.size += sum(map(len, encoded))
-        self._crc = _crc_of(encoded[-1])
+        self.size += len(content)
+        self._crc = _crc_of(found[-1][0])
         self.last_commit = frames[-1][0]
 
     def _cut_back(self) -> None:
@@ -221,10 +224,17 @@ class JournalWriter:
         """End in order."""
         self.note(CleanStop(self.epochs))
 
-    def room_for(self, payloads: Sequence[bytes], limit: int) -> bool:
-        """Tell whether frames fit the present segment; those that come first in it always do."""
-        return self.size == self.start or self.size + sum(map(size_of, payloads)) <= limit
+    def room_for(self, size: int, limit: int) -> bool:
+        """Tell whether frames fit the present segment; those that come first in it always do.
+
+        Args:
+            size: their bytes, as `size_of` counts them.
+            limit: the most bytes of a segment.
+
+        """
+        return self.size == self.start or self.size + size <= limit
 
 
 def _crc_of(frame: bytes) -> int:
+    """Read the CRC in a frame, or in its head."""
     return int.from_bytes(frame[8:12], "little")

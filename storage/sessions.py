@@ -78,12 +78,15 @@ class Sessions:
 
     def set(self, text: str, state: SessionState | None) -> None:
         """Put a state in the place of the one before it; none takes it out."""
-        self._states.pop(text, None)
-        self._weight -= self._weights.pop(text, 0)
-        if state is not None:
-            self._states[text] = state
-            self._weights[text] = weight = state.weight
-            self._weight += weight
+        if state is None:
+            self._states.pop(text, None)
+            self._weight -= self._weights.pop(text, 0)
+            return
+        self._states[text] = state
+        self._states.move_to_end(text)
+        weight = state.weight
+        self._weight += weight - self._weights.get(text, 0)
+        self._weights[text] = weight
 
     def trim(self, is_pinned: Callable[[SessionState], bool]) -> None:
         """Let go of states that were not used for longest, if there are too many.

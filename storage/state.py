@@ -109,13 +109,15 @@ def unpack_key(data: bytes) -> Key:
 class FrameDigest:
     """Digests what the records of one frame say, so that a repeat is told from another request."""
 
+    __slots__ = ("_hash",)
+
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add(self, record_id: str, kind: str, turn_id: str | None, data: bytes) -> None:
         """Take in a record."""
-        self._hash.update(f"{record_id}\0{kind}\0{turn_id or ''}\0{len(data)}\0".encode())
-        self._hash.update(data)
+        head = f"{record_id}\0{kind}\0{turn_id or ''}\0{len(data)}\0"
+        self._hash.update(head.encode() + data)
 
     def value(self) -> bytes:
         """Give the digest, 16 bytes."""
