@@ -25,7 +25,6 @@ from callboard.actors.session.mailbox_types import (
     Command,
     Drained,
     Effect,
-    Frame,
     Lookup,
     LookupDone,
     Mailbox,
@@ -64,6 +63,7 @@ from callboard.messages import (
     Body,
     CancelResult,
     Deliver,
+    InboxItem,
     LeaseGranted,
     LookedUp,
     NewRecord,
@@ -95,7 +95,8 @@ _PHASES: Final[Mapping[Mode, Phase]] = MappingProxyType(
         "finishing": "sealed",
     }
 )
-_NO_FRAME: Final = Frame()
+PUTS_FRAME_CHARS_MAX: Final = 262_144
+"""Text of the inputs that share a frame; more of it goes in frames of its own."""
 STOPPED: Final = 0
 """Exit status: ended as asked, or the session belongs to another owner."""
 AGENT_STUCK: Final = 70
@@ -187,6 +188,13 @@ class BoxFrame(NamedTuple):
     is_terminal: bool
 
 
+class PutsFrame(NamedTuple):
+    """A frame that holds the puts of several frames that the mailbox wanted (ADR 0092)."""
+
+    puts: Sequence[tuple[int, InboxItem]]
+    """The flight and the input of each."""
+
+
 class TurnFrame(NamedTuple):
     """A frame of the turn that runs."""
 
@@ -204,7 +212,9 @@ class Releasing(NamedTuple):
     """The lease, given back."""
 
 
-Context: TypeAlias = Acquiring | Recovering | BoxFrame | TurnFrame | LookingUp | Releasing
+Context: TypeAlias = (
+    Acquiring | Recovering | BoxFrame | PutsFrame | TurnFrame | LookingUp | Releasing
+)
 
 
 # --- the session ------------------------------------------------------------------------------
@@ -255,6 +265,8 @@ class Session:
         self._commands: deque[Command] = deque()
         self._is_stepping = False
         self._again: tuple[AppendBody, BoxFrame] | None = None
+        self._puts: list[tuple[int, InboxItem]] = []
+        """Of this batch, not sent yet: they go before anything else goes to storage."""
         self._recovery = Recovery((), ())
         self._unrecovered: Recovering | None = None
         self._failing_since: int | None = None
@@ -411,6 +423,8 @@ class Session:
                 self._refused(context, answer)
         elif isinstance(context, BoxFrame) and isinstance(answer, Appended):
             self._box_written(context, answer)
+        elif isinstance(context, PutsFrame) and isinstance(answer, Appended):
+            self._puts_written(context, answer)
         elif isinstance(context, TurnFrame) and isinstance(answer, Appended):
             self._apply(context.drafts, answer)
             context.written(None)
@@ -436,6 +450,18 @@ class Session:
             )
         )
 
+    def _puts_written(self, context: PutsFrame, answer: Appended) -> None:
+        if answer.known is not None:  # one of them was there before, so none was written
+            self._put_singly(context)
+            return
+        for (flight, _), n, size in zip(context.puts, answer.n, answer.sizes, strict=True):
+            self.do(AppendDone(flight, self._fresh(), n, size))
+
+    def _put_singly(self, context: PutsFrame) -> None:
+        """Have each put judged by itself, as its frame with the others could not be written."""
+        for flight, item in context.puts:
+            self._send_put(flight, item)
+
     def _apply(self, drafts: Sequence[Draft], answer: Appended) -> None:
         for seq, draft in enumerate(drafts, answer.first_seq):
             self.fold.apply(seq, answer.commit, draft.data)
@@ -444,6 +470,8 @@ class Session:
         self.port.log("storage_refused", {"code": error.code, "what": type(context).__name__})
         if isinstance(context, BoxFrame):
             self._box_refused(context, error)
+        elif isinstance(context, PutsFrame):
+            self._put_singly(context)
         elif isinstance(context, TurnFrame):
             context.written(error)
         elif isinstance(context, LookingUp):
@@ -535,6 +563,8 @@ class Session:
 
     def batch_done(self) -> None:
         """End a batch of events: tell the gateway what has changed, and leave if it is time."""
+        if self._puts:
+            self._send_puts()
         if not self._is_recovered or self._is_fenced:
             return
         if self._stops:
@@ -598,19 +628,23 @@ class Session:
             body = LookupBody(
                 session=self.session, message_id=effect.message_id, digest=effect.digest
             )
-            self.port.ask(body, LookingUp(effect.token))
+            self._ask(body, LookingUp(effect.token))
         else:
             self.port.after(effect.after_ms, "wake")
 
     def _append(self, effect: Append) -> None:
         frame = effect.frame
+        if frame.is_put and frame.put is not None and not effect.after_ms:
+            self._puts.append((effect.flight, frame.put))
+            return
         closing = self.turn.closing if frame.terminal is not None and self.turn else ()
         drafts = self.scribe.of_frame(frame, closing)
         key = f"{frame.terminal.turn.turn_id}:terminal" if frame.terminal else ""
         records = encode(drafts, key)
         put = frame.put
         name = records[0].id if records else put.message_id if put else key
-        body = self._body(name, records, frame)
+        inbox = [*([_put(put)] if put else ()), *map(_remove, removed_by(frame))]
+        body = self._body(name, records, inbox)
         context = BoxFrame(effect.flight, drafts, frame.terminal is not None)
         if effect.after_ms:
             self._again = (body, context)
@@ -618,9 +652,33 @@ class Session:
         else:
             self._send(body, context)
 
+    def _send_puts(self) -> None:
+        """Have the puts of this batch written, in one frame if that can hold them."""
+        puts, self._puts = self._puts, []
+        if len(puts) == 1 or sum(_size_of(item) for _, item in puts) > PUTS_FRAME_CHARS_MAX:
+            for flight, item in puts:
+                self._send_put(flight, item)
+            return
+        body = self._body(puts[0][1].message_id, [], inbox=[_put(item) for _, item in puts])
+        try:
+            self.port.ask(body, PutsFrame(puts))
+        except CallboardError as error:
+            for flight, _ in puts:
+                self.do(AppendRefused(flight, error, self._fresh()))
+
+    def _send_put(self, flight: int, item: InboxItem) -> None:
+        body = self._body(item.message_id, [], inbox=[_put(item)])
+        self._send(body, BoxFrame(flight, (), is_terminal=False))
+
+    def _ask(self, body: AppendBody | LookupBody, context: Context) -> None:
+        """Ask storage, behind the puts that came before."""
+        if self._puts:
+            self._send_puts()
+        self.port.ask(body, context)
+
     def _send(self, body: AppendBody, context: BoxFrame) -> None:
         try:
-            self.port.ask(body, context)
+            self._ask(body, context)
         except CallboardError as error:
             self.do(AppendRefused(context.flight, error, self._fresh()))
 
@@ -629,16 +687,17 @@ class Session:
         if again is not None:
             self._send(*again)
 
-    def _body(self, key: str, records: list[NewRecord], frame: Frame = _NO_FRAME) -> AppendBody:
+    def _body(
+        self, key: str, records: list[NewRecord], inbox: Sequence[PutOp | RemoveOp] = ()
+    ) -> AppendBody:
         assert self._lease is not None
-        puts = [PutOp(op="put", item=frame.put)] if frame.put else []
         return AppendBody(
             session=self.session,
             epoch=self._lease.epoch,
             key=key,
             first_seq=None,
             records=records,
-            inbox=[*puts, *map(_remove, removed_by(frame))],
+            inbox=list(inbox),
         )
 
     def _turn_begins(self, effect: TurnBegins) -> None:
@@ -684,7 +743,7 @@ class Session:
     def write(self, drafts: Sequence[Draft], written: Written) -> None:
         """Have a frame of the turn written."""
         records = encode(drafts)
-        self.port.ask(self._body(records[0].id, records), TurnFrame(drafts, written))
+        self._ask(self._body(records[0].id, records), TurnFrame(drafts, written))
 
     def reply(self, token: Token, answer: Answer) -> None:
         """Answer a request, whoever asked."""
@@ -723,6 +782,15 @@ class Session:
         if self._failing_since is None:
             self._failing_since = now
         return now - self._failing_since
+
+
+def _put(item: InboxItem) -> PutOp:
+    return PutOp(op="put", item=item)
+
+
+def _size_of(item: InboxItem) -> int:
+    """Estimate from below how large an input is: metadata are limited by themselves."""
+    return sum(len(part.text) for part in item.content)
 
 
 def _remove(name: str) -> RemoveOp:

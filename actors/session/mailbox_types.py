@@ -434,6 +434,11 @@ class Frame(NamedTuple):
     discard: Gone | None = None
     start: Turn | None = None
 
+    @property
+    def is_put(self) -> bool:
+        """Whether it is a put and nothing else."""
+        return self.terminal is None and self.discard is None and self.start is None
+
 
 @dataclass(frozen=True, slots=True)
 class Append:
