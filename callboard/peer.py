@@ -208,6 +208,7 @@ _NOBLOCK: Final = int(zmq.NOBLOCK)  # plain integers: combining zmq's enums cost
 _GC_THRESHOLDS: Final = (10_000, 20, 50)
 """Messages are trees and die by themselves; Python's own thresholds cost an eighth of the time."""
 _MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+_EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
 _POLLOUT: Final = int(zmq.POLLOUT)
 _UID_FILTER: Final = 59  # ZMQ_IPC_FILTER_UID
@@ -376,7 +377,7 @@ class _Inlet:
 
 def _state(socket: zmq.Socket[bytes]) -> int:
     """Ask ZeroMQ for _POLLIN and _POLLOUT; it also takes note of what its own thread did."""
-    return cast("int", socket.getsockopt(zmq.EVENTS))
+    return cast("int", socket.getsockopt(_EVENTS))
 
 
 def _fd(socket: zmq.Socket[bytes]) -> int:
@@ -891,11 +892,10 @@ class Io:
             self._calls.popleft()()
 
     def _look_at_links(self) -> None:
-        """Receive from every link that has signalled, or may have without being heard."""
+        """Receive from every link that may have signalled without being heard."""
         links, self._pending = self._pending, {}
-        for name, link in links.items():
-            if not link.look(BUS_QUEUE_MESSAGES_MAX):
-                self._pending[name] = link
+        for link in links.values():
+            self._look(link)
 
     def _do_timers(self) -> None:
         if self._timers.next() is None:
@@ -920,8 +920,13 @@ class Io:
 
     def _adopt(self, link: _Link) -> None:
         self._links[link.name] = link
-        self.add_fd(_fd(link.socket), lambda _: self._pending.__setitem__(link.name, link))
+        self.add_fd(_fd(link.socket), lambda _: self._look(link))
         self._pending[link.name] = link
+
+    def _look(self, link: _Link) -> None:
+        """Receive from a link that has signalled."""
+        if not link.look(BUS_QUEUE_MESSAGES_MAX):
+            self._pending[link.name] = link
 
     def _watch(self, dealer: _Dealer) -> None:
         dealer.watch()
