@@ -348,9 +348,14 @@ def _chain_of(line: Line) -> str:
 
 
 def against(
-    ref: SessionRef, transcript: str, inbox: str, seen: Seen, items: InboxFold | None
+    ref: SessionRef,
+    transcript: str,
+    inbox: str,
+    seen: Seen,
+    items: InboxFold | None,
+    artifacts: AbstractSet[str] = frozenset(),
 ) -> Iterator[Finding]:
-    """Judge an inbox against its transcript (INB-4, INB-5).
+    """Judge an inbox against its transcript (INB-4, INB-5), and both against the artifacts.
 
     Args:
         ref: the session.
@@ -358,6 +363,7 @@ def against(
         inbox: that of its inbox.
         seen: what the transcript told.
         items: what the inbox holds; none if there is none that can be read.
+        artifacts: those that the session has.
 
     """
     for name in sorted(seen.acknowledged_live):
@@ -369,3 +375,12 @@ def against(
                 yield Finding("input_missing", inbox, session=str(ref), detail=name)
     for name, line in seen.missing_artifacts.items():
         yield Finding("artifact_missing", transcript, line, session=str(ref), detail=name)
+    for name in sorted(_named_by(items) - artifacts):
+        yield Finding("artifact_missing", inbox, session=str(ref), detail=name)
+
+
+def _named_by(items: InboxFold | None) -> set[str]:
+    """Name the artifacts that inputs which wait name."""
+    live = items.items.values() if items is not None else ()
+    named = (artifact_named(part.prompt_artifact) for one in live for part in one.item.content)
+    return {name for name in named if name is not None}

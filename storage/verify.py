@@ -302,7 +302,8 @@ class _Session:
             return found
         home = self.of.home
         transcript, inbox = home.transcript(self.ref), home.inbox(self.ref)
-        found += against(self.ref, key_of(home, transcript), key_of(home, inbox), seen, items)
+        names = key_of(home, transcript), key_of(home, inbox)
+        found += against(self.ref, *names, seen, items, artifacts)
         self._lease(found, seen)
         if seen.fold.exists and not seen.damaged and self._settled(transcript):
             after = self.ground.reader.file(self.ref)

@@ -15,8 +15,10 @@ from typing import get_args
 import apsw
 import pytest
 
+from callboard import testing
 from callboard.home import Home, boot_id
 from callboard.ids import SessionRef
+from callboard.messages import InboxItem, Text
 from callboard.records import PartCreated, Record, first_chain, link, split_chain
 from callboard.storage.catalog import CatalogQuery, list_sessions
 from callboard.storage.check import Expected, TranscriptCheck, against
@@ -502,6 +504,33 @@ def test_an_artifact_that_a_message_names_must_be_there() -> None:
     check = TranscriptCheck(ref, "f", Expected(9), artifacts=frozenset({name}))
     list(check.take(record))
     assert list(against(ref, "t", "i", check.seen, None)) == []
+
+
+def test_an_artifact_that_an_input_names_must_be_there(maker: HomeMaker) -> None:
+    book, name = maker.new("s", "/u/a"), "a" * 64
+    op, data = put("i1")
+    waiting = InboxItem.model_validate(data["item"])
+    named: dict[str, object] = {"artifact_id": name}
+    part = Text(type="text", text="excerpt", prompt_artifact=named)
+    item = waiting.model_copy(update={"content": [part]})
+    maker.commit(ops=[(book, [(op, {"item": item.model_dump(exclude_none=True)})])])
+    maker.stop()
+    found = only(maker.home)
+    assert (found.kind, found.detail) == ("artifact_missing", name)
+    assert found.file.endswith("/inbox.jsonl")
+
+
+def test_an_artifact_of_a_real_message_that_is_taken_away_is_named(base: Path) -> None:
+    with testing.plane(base) as plane:
+        session = plane.create_session("echo", base)
+        assert session.wait(session.send("word " * 20_000), timeout=30).ok
+        home = Home(plane.home)
+    assert kinds(home) == set()
+    (artifact,) = home.sessions.glob("*/*/artifacts/*")
+    artifact.unlink()
+    found = only(home)
+    assert (found.kind, found.detail) == ("artifact_missing", artifact.name)
+    assert found.line is not None
 
 
 def test_many_findings_of_one_file_are_cut_short(home: Home) -> None:
