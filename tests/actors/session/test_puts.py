@@ -1,4 +1,4 @@
-"""Puts of one batch share a frame, and are judged one by one when it cannot be written (ADR 0092)."""
+"""Puts of one batch share a frame, and are judged singly if it cannot be written (ADR 0092)."""
 
 from __future__ import annotations
 
