@@ -151,9 +151,9 @@ class SessionFold:
     def clone(self) -> SessionFold:
         """Copy the state; what is mutable inside is copied too, values are shared."""
         other = SessionFold(*_values(self))  # a fifth of what copy.copy costs
-        other.calls = dict(self.calls)
-        other.attempts = dict(self.attempts)
-        other.applied = dict(self.applied)
+        other.calls = dict(self.calls) if self.calls else {}
+        other.attempts = dict(self.attempts) if self.attempts else {}
+        other.applied = dict(self.applied) if self.applied else {}
         if self.turn is not None:
             other.turn = TurnState(*_turn_values(self.turn))
         return other

@@ -14,6 +14,7 @@ from callboard.storage.draft import Draft, Moment, Plan
 from callboard.storage.state import Key, SessionState, digest_of, pack_key, unpack_key
 
 _NOTHING: Final = frozenset[str]()
+_set: Final = object.__setattr__
 
 
 class Artifacts(Protocol):
@@ -64,14 +65,29 @@ def plan_append(state: SessionState, asked: Append, moment: Moment, artifacts: A
     if records:
         digest = digest_of(records)
         key = asked.key, pack_key(Key(moment.commit, first, last, digest))
-    reply = Appended(
-        commit=moment.commit,
-        first_seq=first,
-        last_seq=last,
-        n=[one.n for one in live],
-        sizes=[one.size_bytes for one in live],
-    )
-    return draft.plan(reply, key)
+    n, sizes = [one.n for one in live], [one.size_bytes for one in live]
+    return draft.plan(_appended(moment.commit, first, last, n, sizes), key)
+
+
+def _appended(commit: int, first: int, last: int, n: list[int], sizes: list[int]) -> Appended:
+    """Make an answer without the check of its fields, which costs as much as stamping a record.
+
+    They are counted here; whoever receives them checks them.
+    """
+    made = Appended.__new__(Appended)
+    fields = {
+        "commit": commit,
+        "first_seq": first,
+        "last_seq": last,
+        "n": n,
+        "sizes": sizes,
+        "known": None,
+    }
+    _set(made, "__dict__", fields)
+    _set(made, "__pydantic_fields_set__", set(fields))
+    _set(made, "__pydantic_extra__", None)
+    _set(made, "__pydantic_private__", None)
+    return made
 
 
 def _check_removes(state: SessionState, removes: list[str], settles: frozenset[str]) -> None:

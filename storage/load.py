@@ -32,12 +32,12 @@ from callboard.storage.lines import Gap, Line, check_transcript, read_inbox, spl
 from callboard.storage.state import (
     End,
     Ending,
-    FrameDigest,
     Inbox,
     Item,
     Key,
     SessionState,
     Settled,
+    add_digest,
     applied_ids,
     discard_ending,
     ending_of,
@@ -99,7 +99,7 @@ class _Loader:
         self.torn = False
         self.highest = 0
         self._acked: tuple[InboxAcknowledged, frozenset[str]] | None = None
-        self._frame: tuple[Record, FrameDigest] | None = None
+        self._frame: tuple[Record, int] | None = None
         self._read = 0
         self._ended = True
 
@@ -137,9 +137,9 @@ class _Loader:
         state.last_ts = max(state.last_ts, record.ts)
         if self._frame is not None and self._frame[0].commit != record.commit:
             self._end_frame(record.seq - 1)
-        if self._frame is None:
-            self._frame = record, FrameDigest()
-        self._frame[1].add(record.id, record.type, record.turn_id, data_bytes(line))
+        first, digest = self._frame or (record, 0)
+        data = data_bytes(line)
+        self._frame = first, add_digest(digest, record.id, record.type, record.turn_id, data)
         self._settle(record)
 
     def _end_frame(self, last_seq: int) -> None:
@@ -147,7 +147,7 @@ class _Loader:
             return
         first, digest = self._frame
         self._frame = None
-        key = Key(first.commit, first.seq, last_seq, digest.value())
+        key = Key(first.commit, first.seq, last_seq, digest)
         self.state.keys[first.id] = pack_key(key)
         trim_keys(self.state.keys)
 
