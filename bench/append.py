@@ -5,14 +5,16 @@
 The raw limit is a bare write and fdatasync of as many bytes, in the same run on the same disk.
 Rates are compared with what that loop does: above 1, group commit shares a sync among requests.
 
-engine      the engine alone, in this process: one append a batch, then batches of 256
+engine      the engine alone, in this process, collecting garbage as an actor does: one append a
+            batch, then batches of 256; and of these the processor's time alone
 sequential  one client process of the real storage process, one request at a time
 pipelined   the same, with 256 requests in flight
-clients     50 client processes, each one request at a time
+clients     200 client processes, each one request at a time
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -20,12 +22,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from bench.common import Bare, Figure, arguments, percentile, report
 from callboard import home
 from callboard import messages as m
 from callboard.ids import SessionRef, fresh_id, workspace_key
+from callboard.peer import GC_THRESHOLDS
 from callboard.storage.disk import RealClock, RealDisk
 from callboard.storage.durable import DurableFile
 from callboard.storage.engine import Engine, Options, Release, Reply, Request
@@ -36,8 +39,8 @@ from tests.storage.process import Client, StorageProcess
 QUESTION: Final = "What does a durable append cost?"
 WORKSPACE: Final = "/bench"
 IN_FLIGHT: Final = 256
-CLIENTS: Final = 50
-MOST_EACH: Final = 600
+CLIENTS: Final = 200
+MOST_EACH: Final = 150
 """Appends a second that one client process prepares for."""
 WORDS: Final = "x" * 200
 APPEND_BYTES: Final = 720
@@ -127,8 +130,22 @@ def part(session: str, epoch: int) -> m.Append:
 # --- the engine alone -----------------------------------------------------------------------------
 
 
-def bench_engine(folder: Path, rounds: int) -> tuple[list[float], float, list[float]]:
-    """Drive an engine: seconds of single appends, appends a second in batches, seconds bare."""
+class EngineFigures(NamedTuple):
+    """What an engine does without a process around it."""
+
+    single: list[float]
+    """Seconds of appends that had a batch of their own."""
+    rate: float
+    """Appends a second in batches of IN_FLIGHT."""
+    cpu: float
+    """Seconds of processor time that one of these took, of the median batch."""
+    bare: list[float]
+    """Seconds of bare appends beside the single ones."""
+
+
+def bench_engine(folder: Path, rounds: int) -> EngineFigures:
+    """Drive an engine."""
+    gc.set_threshold(*GC_THRESHOLDS)
     root, runtime = folder / "engine", home.Runtime(folder / "engine-run")
     home.prepare_home(root)
     home.prepare_runtime(runtime)
@@ -168,19 +185,19 @@ def bench_engine(folder: Path, rounds: int) -> tuple[list[float], float, list[fl
         engine.run([request])
         single.append(time.perf_counter() - began)
         bare.append(engine.journal.size - size)
-    batches = [
-        [
+    took, used = 0.0, list[float]()
+    for number in range(max(4, rounds // 40)):
+        first = number * IN_FLIGHT
+        batch = [
             Request(None, "session", session, part(session, 1))
-            for session in (session_ref(number % CLIENTS) for number in range(IN_FLIGHT))
+            for session in (session_ref((first + at) % CLIENTS) for at in range(IN_FLIGHT))
         ]
-        for _ in range(max(4, rounds // 40))
-    ]
-    began = time.perf_counter()
-    for batch in batches:
+        began, ran = time.perf_counter(), time.process_time()
         engine.run(batch)
+        used.append((time.process_time() - ran) / IN_FLIGHT)
+        took += time.perf_counter() - began
         replies.clear()
-    rate = len(batches) * IN_FLIGHT / (time.perf_counter() - began)
-    return single, rate, bare.close()
+    return EngineFigures(single, len(used) * IN_FLIGHT / took, percentile(used, 50), bare.close())
 
 
 def _keep(replies: list[Reply]) -> Release:
@@ -243,7 +260,7 @@ def pipelined(storage: StorageProcess, rounds: int) -> float:
 
 
 def many(storage: StorageProcess, seconds: float) -> tuple[float, list[float]]:
-    """50 processes, each one request at a time: appends a second, and seconds of each."""
+    """200 processes, each one request at a time: appends a second, and seconds of each."""
     wait_end, go_end = os.pipe()
     ends: list[tuple[int, int]] = []
     for number in range(CLIENTS):
@@ -290,13 +307,14 @@ def _client(runtime: home.Runtime, number: int, seconds: float, wait: int, told:
 def measure(folder: Path, quick: bool) -> dict[str, Figure]:
     """Take all figures."""
     rounds = 300 if quick else 3_000
-    single, batched, bare = bench_engine(folder, rounds)
+    single, batched, cpu, bare = bench_engine(folder, rounds)
     limit, slowest = percentile(bare, 50) * 1e6, percentile(bare, 99) * 1e6
     rate = 1e6 / limit
     figures = {
         "engine, one append, median": Figure(percentile(single, 50) * 1e6, "us", limit),
         "engine, one append, p99": Figure(percentile(single, 99) * 1e6, "us", slowest),
         "engine, batches of 256": Figure(batched, "appends/s", rate),
+        "engine, batches of 256, processor": Figure(cpu * 1e6, "us an append", limit),
     }
     storage = StorageProcess(folder)
     storage.start()
@@ -309,11 +327,13 @@ def measure(folder: Path, quick: bool) -> dict[str, Figure]:
         figures["one client, sequential, p99"] = Figure(percentile(found, 99) * 1e6, "us", slowest)
         figures["one client, pipelined"] = Figure(pipelined(storage, rounds * 5), "appends/s", rate)
         total, latencies = many(storage, 1.0 if quick else 4.0)
-        figures["50 client processes"] = Figure(total, "appends/s", rate)
-        figures["50 client processes, median"] = Figure(
+        figures["200 client processes"] = Figure(total, "appends/s", rate)
+        figures["200 client processes, median"] = Figure(
             percentile(latencies, 50) * 1e6, "us", limit
         )
-        figures["50 client processes, p99"] = Figure(percentile(latencies, 99) * 1e6, "us", slowest)
+        figures["200 client processes, p99"] = Figure(
+            percentile(latencies, 99) * 1e6, "us", slowest
+        )
         storage.stop()
     finally:
         storage.close()

@@ -205,7 +205,7 @@ _TRACE_STEPS: Final = 16
 # ---- What the loop is made of ----
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)  # plain integers: combining zmq's enums costs 1 µs
-_GC_THRESHOLDS: Final = (10_000, 20, 50)
+GC_THRESHOLDS: Final = (10_000, 20, 50)
 """Messages are trees and die by themselves; Python's own thresholds cost an eighth of the time."""
 _MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _EVENTS: Final = int(zmq.EVENTS)
@@ -845,7 +845,7 @@ class Io:
 
         """
         gc.freeze()  # what is loaded stays loaded
-        gc.set_threshold(*_GC_THRESHOLDS)
+        gc.set_threshold(*GC_THRESHOLDS)
         status = self._status
         try:
             start_actor(self)

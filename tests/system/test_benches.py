@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHES = ("append", "steer", "activate", "memory")
+BENCHES = ("append", "steer", "activate", "memory", "peers")
 
 
 @pytest.mark.parametrize("name", BENCHES)
