@@ -85,7 +85,7 @@ def langgraph(folder: Path, rounds: int) -> Steps:
             began = time.perf_counter()
             checkpoint = base.empty_checkpoint()
             checkpoint["channel_values"] = {"text": WORDS}
-            metadata = {"source": "loop", "step": step, "parents": {}}
+            metadata: dict[str, object] = {"source": "loop", "step": step, "parents": {}}
             config = saver.put(config, checkpoint, metadata, {})
             seconds.append(time.perf_counter() - began)
         return Steps(seconds, pragmas(connection))
