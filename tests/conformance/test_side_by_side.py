@@ -200,10 +200,38 @@ class SideBySide(RuleBasedStateMachine):
         self.sent = [*self.sent[-20:], asked]
         return self.ask(lambda s: s.append(asked))
 
-    @rule(session=sessions, puts=subsets, text=words)
-    def put(self, session: str, puts: list[str], text: str) -> None:
+    @rule(session=sessions, puts=subsets, text=words, off=st.sampled_from([0, 0, 0, -1, 1]))
+    def put(self, session: str, puts: list[str], text: str, off: int) -> None:
         ref = session_ref(session)
-        self.append(frame(ref, self._epoch(ref), puts=[item(name, text) for name in puts]))
+        epoch = max(1, self._epoch(ref) + off)
+        self.append(frame(ref, epoch, puts=[item(name, text) for name in puts]))
+
+    @rule(session=sessions, end=st.sampled_from(["completed", "aborted", "pending", "held"]))
+    def whole_turn(self, session: str, end: str) -> None:
+        """Do all of a turn as a session does, with an input of its own; what is open goes on."""
+        ref = session_ref(session)
+        epoch, name = self._epoch(ref), f"t{self.made}"
+        if ref not in self.turns:
+            self.start_turn(session, [], False, False)
+        turn_id, inputs = self.turns.pop(ref, ("turn_none", []))
+        self.append(frame(ref, epoch, [self.author.aborted(turn_id, inputs)]))
+        self.made += 1
+        turn_id = f"turn_{self.made:026d}"
+        records = [self.author.started(turn_id, epoch, [name])]
+        records += self.author.said(turn_id, f"in_{name}", "x", "user", name)
+        self.append(frame(ref, epoch, records, [item(name)]))
+        if end in ("completed", "aborted"):
+            gone, records = [name], [self.author.acknowledged({name: "hello"}, end, turn_id)]
+        else:
+            gone, records = [], []
+        if end == "completed":
+            records.append(self.author.completed(turn_id, [name]))
+        else:
+            disposition = "held" if end == "held" else "pending"
+            records.append(self.author.aborted(turn_id, [name], disposition))
+        self.append(frame(ref, epoch, records, removes=gone))
+        self.accept(session, name, "hello", True, False)
+        self.look(session, name, "hello")
 
     @rule(session=sessions, inputs=subsets, apply=st.booleans(), put=st.booleans())
     def start_turn(self, session: str, inputs: list[str], apply: bool, put: bool) -> None:
