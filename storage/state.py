@@ -254,7 +254,9 @@ class SessionState:
         if settled is not None:
             return _outcome(message_id, settled.ending)
         held = self.held_by.get(message_id)
-        if held is None or message_id not in self.fold.held or self.fold.turn is not None:
+        if held is None or message_id not in self.inbox.items:
+            return None  # a turn may have claimed what never was put
+        if message_id not in self.fold.held or self.fold.turn is not None:
             return None
         return _outcome(message_id, held)
 

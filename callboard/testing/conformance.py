@@ -447,6 +447,15 @@ class StorageConformance:
         granted, _ = self._take_over(session, epoch)
         assert [(one.attempts, one.held) for one in granted.pending] == [(2, True)]
 
+    def test_what_a_turn_claims_and_never_was_has_no_outcome(self) -> None:
+        """RTY-5: only an input that is there can be held."""
+        session, epoch = self.live()
+        started = self.author.started(_TURN % 1, epoch, ["m9"])
+        held = self.author.aborted(_TURN % 1, ["m9"], "held")
+        self.storage.append(frame(session, epoch, [started, held]))
+        with refused("not_found"):
+            self.storage.outcome(m.AwaitInput(session=session, message_id="m9"))
+
     def test_outcomes_name_how_an_input_ended(self) -> None:
         """INB-9: acknowledged, discarded, or not yet; an input that never was is not found."""
         session, epoch = self.live()
