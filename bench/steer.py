@@ -35,7 +35,7 @@ WARM_UP: Final = 100
 IN_FLIGHT: Final = 10
 """Inputs of one session under way at the same time."""
 ONE_POLL_MS: Final = 5
-MANY_POLL_MS: Final = 100
+MANY_POLL_MS: Final = 50
 """How often an agent takes what was steered in: as often as the inbox needs it."""
 _FULL_SECONDS: Final = 0.002
 _REST_SECONDS: Final = 0.02
