@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from callboard.limits import (
@@ -91,7 +91,7 @@ class Text(Body):
 
     type: Literal["text"]
     text: str
-    prompt_artifact: dict[str, object] | None = None
+    prompt_artifact: Free | None = None
 
 
 # --- client -> gateway (the door) ------------------------------------------------------------
@@ -308,6 +308,11 @@ class Refusal(Body):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
     kind: ClassVar[str] = "error"
     code: str = Field(min_length=1, max_length=64)
+
+    @model_validator(mode="after")
+    def _bound_what_is_carried(self) -> Self:
+        _bounded(self.model_extra or {})
+        return self
 
 
 # --- session -> storage -----------------------------------------------------------------------
@@ -598,7 +603,7 @@ class StoreArtifact(Body):
     gateway_epoch: int = Field(ge=1)
     message_id: MessageId
     digest: Hex64
-    artifact: dict[str, object]
+    artifact: Free
     data: bytes | None = None
 
 

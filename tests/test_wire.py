@@ -36,6 +36,7 @@ from callboard.wire import (
     decode_body,
     decode_door,
     decode_header,
+    decode_trusted,
     door_frame,
     encode_body,
     encode_header,
@@ -156,6 +157,11 @@ def test_an_error_says_its_code_and_what_it_carries_and_no_more() -> None:
 
 # The client door's rows of reliability section 9
 
+
+def artifact_part(artifact: dict[str, object]) -> dict[str, object]:
+    return {"type": "text", "text": "x", "prompt_artifact": artifact}
+
+
 DOOR_ROWS: dict[str, tuple[bytes, str]] = {
     "unknown kind": (door(kind="nope"), "kind"),
     "unknown field": (door(body=SEND | {"nope": 1}), "field"),
@@ -173,6 +179,14 @@ DOOR_ROWS: dict[str, tuple[bytes, str]] = {
     "a list as body": (door(body=NONE), "type"),
     "a number as message": (packed(5), "type"),
     "too deep": (with_body(packed(SEND | {"metadata": {"a": nested(FREE_DEPTH_MAX)}})), "too_deep"),
+    "a part's artifact too deep": (
+        with_body(packed(SEND | {"content": [artifact_part({"a": nested(FREE_DEPTH_MAX)})]})),
+        "too_deep",
+    ),
+    "bytes as key in a part's artifact": (
+        with_body(packed(SEND | {"content": [artifact_part({"a": {b"k": 1}})]})),
+        "malformed",
+    ),
     "depth 100,000": (b"\x91" * 100_000 + b"\x01", "too_deep"),
     "array that claims 4 G items": (with_body(b"\xdd\xff\xff\xff\xff"), "malformed"),
     "map that claims 4 G items": (b"\xdf\xff\xff\xff\xff", "malformed"),
@@ -228,6 +242,20 @@ DOOR_ROWS: dict[str, tuple[bytes, str]] = {
 def test_a_row_of_bad_input_has_its_exact_reason(row: str) -> None:
     payload, expected = DOOR_ROWS[row]
     assert reason(lambda: through_door(payload)) == expected
+
+
+@pytest.mark.rule("FLT-56")
+@pytest.mark.parametrize(
+    ("carried", "expected"),
+    [({"a": nested(FREE_DEPTH_MAX)}, "too_deep"), ({"a": {b"k": 1}}, "malformed")],
+)
+def test_what_a_refusal_carries_is_bounded_too(carried: dict[str, object], expected: str) -> None:
+    """However small the message is, and whoever it comes from."""
+    data = packed({"code": "not_found"} | carried)
+    for decode in (decode_body, decode_trusted):
+        assert reason(partial(decode, "error", data)) == expected
+    allowed = packed({"code": "not_found", "a": nested(FREE_DEPTH_MAX - 1)})
+    assert decode_body("error", allowed) == decode_trusted("error", allowed)
 
 
 @pytest.mark.rule("FLT-56")
