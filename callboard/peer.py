@@ -846,15 +846,13 @@ class Io:
         """
         gc.freeze()  # what is loaded stays loaded
         gc.set_threshold(*GC_THRESHOLDS)
-        status = self._status
         try:
             start_actor(self)
-            status = self._status
-            assert status is not None  # an actor that ends by itself has ended the process
             self._close()
         except BaseException as error:
             _end_process(self.log, "main_loop_ended", error)
-        return status
+        assert self._status is not None  # an actor that ends by itself has ended the process
+        return self._status
 
     def belongs_to(self, actor: pykka.ActorRef[Any]) -> None:
         """Note whose loop this is; its thread is the one that calls."""
@@ -1080,9 +1078,12 @@ class _LoopInbox:
             self._io.ring()
 
     def get(self) -> Any:  # noqa: ANN401 - see put
-        """Give the next message; the order to stop before all others."""
+        """Give the next message; the order to stop before all others.
+
+        Another thread that stops the loop is heard before its order is here: it is waited for.
+        """
         io, told = self._io, self._told
-        while io is not None and not io.stopping:
+        while io is not None and not (io.stopping and told):
             if told and not self._batch_first:
                 self._batch_first = True
                 return told.popleft()

@@ -1097,6 +1097,32 @@ def test_a_large_message_travels_alone(bus: Path, start: Start, raw: Raw) -> Non
     assert [len(dealer.recv_multipart()) for _ in range(3)] == [2, 2, 4]
 
 
+def test_the_order_to_stop_is_waited_for_if_another_thread_is_about_to_give_it() -> None:
+    """`stop` says that the loop ends before it tells the actor so."""
+    inbox = cast("Any", peer)._LoopInbox()
+    turns: list[int] = []
+
+    class Stopping:
+        stopping = False
+        is_called: Callable[[], int] = int
+
+        def ring(self) -> None:
+            """Wake nobody."""
+
+        def turn(self) -> bool:
+            turns.append(len(turns))
+            if len(turns) == 1:
+                self.stopping = True  # as the other thread has just said
+            else:
+                inbox.put("the order")
+            return False
+
+    inbox.put("wake")
+    inbox.serve(Stopping())
+    assert inbox.get() == "the order"
+    assert turns == [0, 1]
+
+
 def test_an_actor_cannot_take_a_name_of_pykka_by_accident() -> None:
     def _stop(self: BusActor) -> None:
         """Stop in order."""
