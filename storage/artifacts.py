@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 _PIECE: Final = 1 << 20
 _OVERLOADED_MS: Final = 1_000
+_ROOTED_MAX: Final = 4_096
 Answer = Callable[[object, "Body | CallboardError"], None]
 
 
@@ -319,10 +320,25 @@ class Artifacts:
             raise job.poisoned
         asked = job.asked
         if isinstance(job.answer, Ok) and asked.ref is not None:
-            self._rooted.add(asked.text)
-            stored = self._stored.setdefault(asked.text, {})
-            stored[asked.ref.artifact_id] = self.clock.monotonic()
+            self._note_stored(asked.text, asked.ref.artifact_id)
         self._reply(asked, job.answer)
+
+    def _note_stored(self, text: str, name: str) -> None:
+        """Remember a store, and forget what is remembered for nothing."""
+        if len(self._rooted) >= _ROOTED_MAX:
+            self._rooted.clear()  # their names are synced once more, that is all
+        self._rooted.add(text)
+        stored = self._stored.pop(text, {})
+        stored[name] = self.clock.monotonic()
+        self._stored[text] = stored  # last: sessions stand in the order of their last store
+        while (first := next(iter(self._stored))) != text and self._is_past(self._stored[first]):
+            del self._stored[first]
+
+    def _is_past(self, stored: dict[str, float]) -> bool:
+        return max(stored.values()) <= self._oldest()
+
+    def _oldest(self) -> float:
+        return self.clock.monotonic() - ARTIFACT_UNNAMED_MS / 1_000
 
     def _reply(self, asked: Asked, answer: Body | CallboardError) -> None:
         if asked.token is not None:
@@ -385,7 +401,7 @@ class Artifacts:
         except ArtifactInvalid:
             return []
         named |= state.fold.artifacts
-        oldest = self.clock.monotonic() - ARTIFACT_UNNAMED_MS / 1_000
+        oldest = self._oldest()
         stored = self._stored.pop(text, {})
         recent = {name: at for name, at in stored.items() if at > oldest and name not in named}
         if recent:

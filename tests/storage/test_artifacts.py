@@ -32,6 +32,7 @@ from callboard.limits import (
     ARTIFACTS_PER_SESSION_MAX,
 )
 from callboard.records import item_digest
+from callboard.storage import artifacts as artifacts_module
 from callboard.storage.beside import InlineJobs, J
 from callboard.storage.disk import Poisoned
 from tests.storage.memory_disk import DIRECTORY, Crash, Draw, Inode, KeepAll, LoseAll, MemoryDisk
@@ -324,6 +325,25 @@ def test_the_bytes_of_a_session_are_bounded_too() -> None:
     assert answer.carried["current"] == used
     del world.disk.names[f"{folder(text)}/{'0' * 64}"].seen[0]
     assert isinstance(store(world, body), m.Ok)
+
+
+@pytest.mark.rule("ART-12")
+def test_what_is_remembered_of_stores_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts_module, "_ROOTED_MAX", 3)
+    world = World()
+    texts = [world.create(f"s{number}") for number in range(5)]
+    artifacts = world.engine.artifacts
+    for number, text in enumerate(texts):
+        one, made = long_item(f"m{number}", words(number))
+        assert isinstance(store(world, storing(world, text, one, made)), m.Ok)
+        assert len(artifacts._rooted) <= 3  # pyright: ignore[reportPrivateUsage]
+        world.clock.pass_ms(10)
+    stored = artifacts._stored  # pyright: ignore[reportPrivateUsage]
+    assert list(stored) == texts
+    world.clock.pass_ms(ARTIFACT_UNNAMED_MS - 25)
+    one, made = long_item("late", words(9))
+    assert isinstance(store(world, storing(world, texts[1], one, made)), m.Ok)
+    assert list(stored) == [texts[3], texts[4], texts[1]]  # what is older says nothing any more
 
 
 @pytest.mark.rule("ART-12", "R46")
