@@ -21,6 +21,7 @@ from callboard.errors import (
     TurnNotActive,
     TurnTerminal,
 )
+from callboard.messages import OpenCall, OpenTurn
 from callboard.records import (
     InboxAcknowledged,
     MessageCreated,
@@ -147,6 +148,38 @@ class SessionFold:
         """Microseconds of the last counted message, or of the creation (PRJ-8c)."""
         created = self.created.created_at if self.created else 0
         return max(created, self.last_message_at or 0)
+
+    def open_turn(self) -> OpenTurn | None:
+        """Say of the open turn what a new owner needs, if there is one (runtime 5.2)."""
+        turn = self.turn
+        if turn is None:
+            return None
+        return OpenTurn(
+            turn_id=turn.turn_id,
+            kind_=turn.kind,
+            epoch=turn.epoch,
+            input_ids=list(turn.input_ids),
+            applied_ids=list(turn.applied),
+            chain_index=turn.chain_index,
+            started_at=turn.started_at,
+            turns_count=turn.steps,
+            tool_calls_count=turn.tool_calls,
+            wrote_output=turn.wrote_output,
+            cancel_requested=bool(turn.cancel),
+            keep_input=turn.cancel == "keep",
+        )
+
+    def open_calls(self) -> list[OpenCall]:
+        """Say of the calls without a result what a new owner needs, in order."""
+        return [
+            OpenCall(
+                call_id=call.call_id,
+                name=call.name,
+                effect=call.effect,
+                message_id=call.message_id,
+            )
+            for call in self.calls.values()
+        ]
 
     def clone(self) -> SessionFold:
         """Copy the state; what is mutable inside is copied too, values are shared."""

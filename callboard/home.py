@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import resource
 import stat
 import struct
 from dataclasses import asdict, dataclass
@@ -449,6 +450,12 @@ class Identity:
 def boot_id() -> str:
     """Give the id of the kernel's present life."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def open_descriptors() -> tuple[int, int]:
+    """Count this process's open descriptors, and tell how many it may have."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return len(os.listdir("/proc/self/fd")), limit
 
 
 def pid_namespace() -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, NoReturn
 
 from callboard.errors import CallboardError, InvalidRequest, NotFound, Overloaded
+from callboard.home import open_descriptors
 from callboard.levels import descriptors
 from callboard.limits import (
     JOURNAL_IDLE_MARK_MS,
@@ -29,7 +29,6 @@ from callboard.messages import (
     Body,
     Forget,
     GatewayHello,
-    Level,
     StageRecords,
     StorageLevels,
     StoreArtifact,
@@ -120,9 +119,18 @@ class ThreadJobs:
         """See storage.beside.Runner."""
 
         def run() -> None:
-            job.run()
-            done = Done(lambda: ended(job))
-            self._io.call_io(lambda: self._io.post(done))
+            failure: BaseException | None = None
+            try:
+                job.run()
+            except BaseException as error:
+                failure = error
+
+            def tell() -> None:
+                if failure is not None:
+                    raise failure  # in the actor: its process ends, and no job is waited for
+                ended(job)
+
+            self._io.call_io(lambda: self._io.post(Done(tell)))
 
         threading.Thread(target=run, name="beside", daemon=True).start()
 
@@ -164,13 +172,6 @@ class _Sent:
         for address, answer in found.items():
             self.add(address, answer)
         return list(found.items())
-
-
-def _descriptors() -> Level:
-    """Count this process's open descriptors."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    count = len(os.listdir("/proc/self/fd"))
-    return descriptors("storage_descriptors", count, limit)
 
 
 class StorageActor(BusActor):
@@ -361,7 +362,7 @@ class StorageActor(BusActor):
 
     def _tell_levels(self) -> None:
         """Tell the gateway how full we are; an alarm that begins or ends is logged."""
-        levels = [*self._engine.levels(), _descriptors()]
+        levels = [*self._engine.levels(), descriptors("storage_descriptors", *open_descriptors())]
         alarms = frozenset(one.name for one in levels if one.alarm)
         for one in levels:
             if one.alarm != (one.name in self._alarms):

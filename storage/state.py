@@ -23,8 +23,6 @@ from callboard.messages import (
     KnownInput,
     LeaseGranted,
     NewRecord,
-    OpenCall,
-    OpenTurn,
     PendingItem,
     WaitOutcome,
 )
@@ -278,16 +276,8 @@ class SessionState:
             turns=fold.turns,
             last_turn_id=fold.last_turn_id,
             last_message_id=fold.last_message_id,
-            open_turn=_open_turn(fold),
-            open_calls=[
-                OpenCall(
-                    call_id=call.call_id,
-                    name=call.name,
-                    effect=call.effect,
-                    message_id=call.message_id,
-                )
-                for call in fold.calls.values()
-            ],
+            open_turn=fold.open_turn(),
+            open_calls=fold.open_calls(),
             pending=[
                 PendingItem(
                     item=one.item,
@@ -311,26 +301,6 @@ def new_state(ref: SessionRef) -> SessionState:
     """Begin with nothing."""
     text = str(ref)
     return SessionState(ref, text, SessionFold(), End(0, 0, first_chain(text)))
-
-
-def _open_turn(fold: SessionFold) -> OpenTurn | None:
-    turn = fold.turn
-    if turn is None:
-        return None
-    return OpenTurn(
-        turn_id=turn.turn_id,
-        kind_=turn.kind,
-        epoch=turn.epoch,
-        input_ids=list(turn.input_ids),
-        applied_ids=list(turn.applied),
-        chain_index=turn.chain_index,
-        started_at=turn.started_at,
-        turns_count=turn.steps,
-        tool_calls_count=turn.tool_calls,
-        wrote_output=turn.wrote_output,
-        cancel_requested=bool(turn.cancel),
-        keep_input=turn.cancel == "keep",
-    )
 
 
 def _outcome(message_id: str, ending: Ending) -> WaitOutcome:

@@ -1,7 +1,7 @@
 """The supervisor's actor: brings policy.py what happened, and does what it instructs.
 
 It is a peer on the bus, with a dealer to storage (epochs, quarantine) and one to the gateway, which
-asks it for sessions. Whatever concerns a process goes through the keeper on the I/O thread.
+asks it for sessions. Whatever concerns a process goes through the keeper.
 """
 
 from __future__ import annotations

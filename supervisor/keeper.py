@@ -1,8 +1,8 @@
-"""Who is who among the processes: the supervisor's ears and hands on the I/O thread.
+"""Who is who among the processes: the supervisor's ears and hands in its loop.
 
-The actor says what to start and what to signal (`Io.call_io`); the keeper posts what became of it.
-All of it runs on the main thread, whose end would be taken for the supervisor's by the kernel
-(`children.spawn`), and nothing here decides anything.
+The actor says what to start and what to signal (`Io.call_io`, so it is done after the batch that
+says so); the keeper posts what became of it. All of it runs on the main thread, whose end would be
+taken for the supervisor's by the kernel (`children.spawn`), and nothing here decides anything.
 
 A session is not our child but the fork process's: its pid and pidfd come from there, and so does
 its exit status. Its end is told when both are in, or when the fork process has ended as well, whose

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from collections.abc import Callable
 from typing import Final
@@ -13,7 +11,7 @@ from callboard.actors.gateway.desk import Desk
 from callboard.actors.gateway.door import PAUSE_MS, Came, Done, Door, Gone, Opened, Paused
 from callboard.config import Settings
 from callboard.errors import CallboardError
-from callboard.home import Order
+from callboard.home import Order, open_descriptors
 from callboard.levels import descriptors
 from callboard.limits import CLIENT_HANDSHAKE_MS
 from callboard.messages import Level
@@ -188,9 +186,7 @@ class Gateway(BusActor):
 
     def _own_levels(self) -> list[Level]:
         """Say how full this process is (FLT-22)."""
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        count = len(os.listdir("/proc/self/fd"))
-        return [descriptors("gateway_descriptors", count, limit)]
+        return [descriptors("gateway_descriptors", *open_descriptors())]
 
     # ---- Beginning and end ----
 

@@ -869,26 +869,8 @@ def _grant(text: str, session: _Session) -> m.LeaseGranted:
         turns=fold.turns,
         last_turn_id=fold.last_turn_id,
         last_message_id=fold.last_message_id,
-        open_turn=None
-        if turn is None
-        else m.OpenTurn(
-            turn_id=turn.turn_id,
-            kind_=turn.kind,
-            epoch=turn.epoch,
-            input_ids=list(turn.input_ids),
-            applied_ids=list(turn.applied),
-            chain_index=turn.chain_index,
-            started_at=turn.started_at,
-            turns_count=turn.steps,
-            tool_calls_count=turn.tool_calls,
-            wrote_output=turn.wrote_output,
-            cancel_requested=bool(turn.cancel),
-            keep_input=turn.cancel == "keep",
-        ),
-        open_calls=[
-            m.OpenCall(call_id=c.call_id, name=c.name, effect=c.effect, message_id=c.message_id)
-            for c in fold.calls.values()
-        ],
+        open_turn=fold.open_turn(),
+        open_calls=fold.open_calls(),
         pending=[
             m.PendingItem(
                 item=one.item,

@@ -42,8 +42,6 @@ from callboard.messages import (
     LookedUp,
     Lookup,
     Ok,
-    OpenCall,
-    OpenTurn,
     PendingItem,
     ProcessIdentity,
     PutOp,
@@ -239,28 +237,8 @@ class FakeStorage:
             turns=fold.turns,
             last_turn_id=fold.last_turn_id,
             last_message_id=fold.last_message_id,
-            open_turn=OpenTurn(
-                turn_id=turn.turn_id,
-                kind_=turn.kind,
-                epoch=turn.epoch,
-                input_ids=list(turn.input_ids),
-                applied_ids=list(turn.applied),
-                chain_index=turn.chain_index,
-                started_at=turn.started_at,
-                turns_count=turn.steps,
-                tool_calls_count=turn.tool_calls,
-                wrote_output=turn.wrote_output,
-                cancel_requested=turn.cancel != "",
-                keep_input=turn.cancel == "keep",
-            )
-            if turn
-            else None,
-            open_calls=[
-                OpenCall(
-                    call_id=one.call_id, name=one.name, effect=one.effect, message_id=one.message_id
-                )
-                for one in fold.calls.values()
-            ],
+            open_turn=fold.open_turn(),
+            open_calls=fold.open_calls(),
             pending=[
                 one.model_copy(
                     update={

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
@@ -15,7 +16,15 @@ from callboard.peer import Arrived, Credentials, Event, Io, Posted, Timer, Unrea
 from callboard.storage import actor as actor_module
 from callboard.storage import requests as requests_module
 from callboard.storage import sessions as sessions_module
-from callboard.storage.actor import LINK, STOP, JobEnded, StorageActor, ThreadRunner
+from callboard.storage.actor import (
+    LINK,
+    STOP,
+    Done,
+    JobEnded,
+    StorageActor,
+    ThreadJobs,
+    ThreadRunner,
+)
 from callboard.storage.checkpoint import InlineRunner, Runner
 from callboard.storage.engine import Engine, News
 from callboard.storage.indexing import Catalog
@@ -386,3 +395,37 @@ def test_a_stop_answers_everything_that_was_received() -> None:
     answers = stage.handle(*events, Posted(STOP))
     assert len(answers) == 3_000
     assert stage.io.status == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_job_beside_the_actor_always_comes_to_its_end_there(fails: bool) -> None:
+    """One that fails in a way nobody foresaw ends the process; nobody waits for it for ever."""
+    io = FakeIo()
+    ended: list[object] = []
+    called = threading.Event()
+    call_io = io.call_io
+
+    def heard(function: Callable[[], None]) -> None:
+        call_io(function)
+        called.set()
+
+    io.call_io = heard  # type: ignore[method-assign]
+
+    class Job:
+        def run(self) -> None:
+            if fails:
+                raise MemoryError
+
+    job = Job()
+    ThreadJobs(cast("Io", io)).start(job, ended.append)
+    assert called.wait(10)
+    (call,) = io.calls
+    call()
+    (done,) = io.posted
+    assert isinstance(done, Done)
+    if fails:
+        with pytest.raises(MemoryError):
+            done.tell()
+    else:
+        done.tell()
+    assert ended == ([] if fails else [job])
